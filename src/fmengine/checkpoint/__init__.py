@@ -1,0 +1,1 @@
+"""Checkpoints: staged, checksummed, completed by an atomic marker; readable at any layout."""

@@ -1,0 +1,1 @@
+"""The training config: schema, reading with file positions, checks."""

@@ -1,0 +1,1 @@
+"""From text to tokens on disk to batches; every sample is a pure function of its number."""

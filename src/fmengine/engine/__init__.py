@@ -1,0 +1,1 @@
+"""The two engines around DeepSpeed: data parallel (ZeRO, tensor, sequence) and pipeline."""
