@@ -1,0 +1,52 @@
+"""Our config in DeepSpeed's words: one pure function, the only place that knows both vocabularies.
+
+Every key that FMEngine owns is written here; every other key of the `deepspeed:` section passes
+through. `config.check` refuses a section that sets an owned key, with the name of ours.
+"""
+
+import copy
+from typing import Any
+
+from fmengine.config.batch import BatchSizes
+from fmengine.config.schema import Config
+
+NEVER = 2**31 - 1
+"""`steps_per_print` that is never reached: the monitor prints, not DeepSpeed."""
+
+
+def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
+    """The dictionary `deepspeed.initialize` takes.
+
+    Args:
+        config: a resolved and checked config.
+        sizes: the solved batch triangle.
+
+    Returns:
+        DeepSpeed's config; the caller adds the `tensor_parallel` section, which depends on the model.
+    """
+    owned: dict[str, Any] = {
+        "train_batch_size": sizes.global_batch_size,
+        "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
+        "gradient_accumulation_steps": sizes.gradient_accumulation_steps,
+        "gradient_clipping": config.optimizer.gradient_clipping,
+        "steps_per_print": NEVER,
+        # the loss is scaled by the step's own target count, so ranks agree without averaging
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": config.train.precision == "bf16"},
+        "fp16": {"enabled": config.train.precision == "fp16"},
+        "zero_optimization": {"stage": config.parallel.zero_stage},
+    }
+    if config.train.precision == "bf16":
+        owned["data_types"] = {"grad_accum_dtype": "fp32"}
+    return merge(copy.deepcopy(config.deepspeed), owned)
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with every leaf of `over` written over it, section by section."""
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merge(base[key], value)
+        else:
+            base[key] = value
+    return base
