@@ -1,0 +1,120 @@
+"""What both engines share around a DeepSpeed engine: learning rate, norms, saving and loading."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fmengine.batch import IGNORE_INDEX, Batch
+from fmengine.engine.restore import restore_parameters
+from fmengine.errors import UserError
+from fmengine.parallel import Topology
+
+TAG = "state"
+"""The one tag DeepSpeed's files lie under; the step is in the checkpoint folder's own name."""
+
+LAYOUT_FILE = "layout.json"
+"""Beside DeepSpeed's files: which of its parameter names is which canonical name."""
+
+
+class DeepSpeedCheckpointing:
+    """Saving, loading and the learning rate of one DeepSpeed engine.
+
+    Args:
+        engine: what `deepspeed.initialize` returned.
+        names: DeepSpeed's parameter name -> canonical name, for every parameter of this rank.
+        topology: this rank's place.
+        learning_rate: step (from 0) -> learning rate of that step's update.
+    """
+
+    def __init__(
+        self, engine: Any, names: dict[str, str], topology: Topology, learning_rate: Callable[[int], float]
+    ) -> None:
+        self._engine = engine
+        self._names = names
+        self._topology = topology
+        self._learning_rate = learning_rate
+        self._zero0_norm: Tensor | None = None
+        # at ZeRO-0 in fp32 DeepSpeed clips and forgets the norm; its own function returns it
+        if not engine.zero_optimization() and not engine.bfloat16_enabled() and not engine.fp16_enabled():
+            engine.clip_fp32_gradients = self._clip_and_keep_norm
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps have been taken."""
+        return int(self._engine.global_steps)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters (its tensor-parallel shards) by canonical name."""
+        return {self._names[name]: parameter for name, parameter in self._engine.module.named_parameters()}
+
+    def save(self, folder: Path) -> None:
+        """Write DeepSpeed's files under folder/state and, from rank 0, our table of names."""
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        tables: list[dict[str, str] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(tables, self._names)
+        if self._topology.rank == 0:
+            names = {name: canonical for table in tables if table for name, canonical in table.items()}
+            (folder / LAYOUT_FILE).write_text(json.dumps({"parameter_names": names}, indent=1))
+
+    def load(self, folder: Path) -> None:
+        """Take up what `save` wrote at the same layout.
+
+        Raises:
+            UserError: DeepSpeed found no state there.
+        """
+        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
+        if path is None:
+            raise UserError(f"{folder}: DeepSpeed found no state in this checkpoint; resume from another one")
+
+    def restore(self, state: Any, split: Callable[[str, Tensor], Tensor]) -> None:
+        """Take up per-parameter state that any layout wrote.
+
+        Args:
+            state: a `checkpoint.store.ParameterStore`.
+            split: canonical name and full tensor -> this tensor-parallel rank's shard.
+        """
+        restore_parameters(self._engine, self.parameters(), state, split)
+
+    def apply_learning_rate(self) -> float:
+        """Set and return the learning rate of the coming update."""
+        rate = self._learning_rate(self.step)
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def grad_norm(self) -> Tensor | float:
+        """Global gradient norm before clipping, of the step just taken."""
+        norm = self._zero0_norm if self._zero0_norm is not None else self._engine.get_global_grad_norm()
+        return float("nan") if norm is None else norm
+
+    def _clip_and_keep_norm(self) -> None:
+        from deepspeed.runtime.utils import clip_grad_norm_
+
+        self._zero0_norm = clip_grad_norm_(
+            self._engine.module.parameters(), self._engine.gradient_clipping(), mpu=self._engine.mpu
+        )
+
+
+def count_targets(micro_batches: Sequence[Batch], topology: Topology, device: torch.device) -> Tensor:
+    """Target tokens of the global batch, counted on the device with one all-reduce and no synchronisation.
+
+    Ranks of one tensor or pipeline group hold the same batch, so the sum over the world counts each target
+    tensor x pipeline times; sequence ranks hold different slices.
+
+    Returns:
+        float64 scalar on `device`, at least 1 so that a step without targets divides by no zero.
+    """
+    local = sum((batch.targets != IGNORE_INDEX).sum() for batch in micro_batches)
+    count = torch.as_tensor(local, device=device).double()
+    return (sum_over_data(count, topology)).clamp_(min=1)
+
+
+def sum_over_data(value: Tensor, topology: Topology) -> Tensor:
+    """Sum of a float64 tensor over the ranks that hold different data; the same on every rank."""
+    dist.all_reduce(value)
+    return value / (topology.tensor_parallel_size * topology.pipeline_parallel_size)
