@@ -77,7 +77,7 @@ def worker_environment(rank: int, world_size: int, port: int, extra: Mapping[str
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(python_path),
     }
-    return environment | extra
+    return {**environment, **extra}
 
 
 def describe(function: Callable[..., Any] | str) -> tuple[str, str | None, str]:
