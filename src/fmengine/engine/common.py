@@ -49,7 +49,7 @@ class DeepSpeedCheckpointing:
         return int(self._engine.global_steps)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's parameters (its tensor-parallel shards) by canonical name."""
+        """The parameters this rank holds (its tensor-parallel shards) by canonical name."""
         return {self._names[name]: parameter for name, parameter in self._engine.module.named_parameters()}
 
     def save(self, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """The data-parallel engine: ZeRO 0-3, with tensor or sequence parallelism inside a replica."""
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch

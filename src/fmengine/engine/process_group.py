@@ -24,12 +24,8 @@ def start(*, rank: int, world_size: int, device: torch.device, init_method: str)
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, init_method=init_method, rank=rank, world_size=world_size, timeout=TIMEOUT
-        )
-    deepspeed.init_distributed(
-        "nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
-    )
+        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
 def stop() -> None:
