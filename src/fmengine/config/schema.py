@@ -1,7 +1,7 @@
 """The sections of a training config; reading and checking them is `config.load`'s work."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -55,11 +55,15 @@ class ParallelConfig(Section):
     sequence_parallel_size: int = Field(default=1, ge=1, description="ranks that split the sequence (Ulysses)")
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+"""Decay of a moment a step."""
+
+
 class OptimizerConfig(Section):
     """AdamW with decoupled weight decay; norms, biases and embeddings are not decayed."""
 
     learning_rate: float = Field(default=3e-4, gt=0, description="peak learning rate")
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="decay of the two moments")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="decay of the two moments")
     eps: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
     weight_decay: float = Field(default=0.1, ge=0, description="decay of the matrices")
     gradient_clipping: float = Field(

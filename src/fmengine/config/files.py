@@ -1,0 +1,91 @@
+"""What a config names on disk: inputs that must be there and be whole, a run folder that must take the output."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from fmengine.config.resolve import tokenizer_size
+from fmengine.config.schema import Config
+from fmengine.config.size import checkpoint_bytes, human
+from fmengine.config.source import Problem, problem
+from fmengine.errors import UserError
+
+
+def input_problems(config: Config) -> list[Problem]:
+    """Data, tokenizer and pretrained weights that are missing, broken or too small."""
+    found = _data_problems(config) + _tokenizer_problems(config)
+    folder = config.model.pretrained
+    if folder is not None and not [*folder.glob("*.safetensors")]:
+        text = f"no *.safetensors in {folder}; give a folder with a model's weights"
+        found.append(problem("model.pretrained", text))
+    return found
+
+
+def _data_problems(config: Config) -> list[Problem]:
+    from fmengine.data.tokens import TokenReader
+
+    found = []
+    needed = config.data.sequence_length + 1
+    for name, prefix in (("train", config.data.train), ("validation", config.data.validation)):
+        if prefix is None:
+            continue
+        try:
+            tokens = TokenReader(prefix).num_tokens
+        except UserError as error:
+            found += [problem(f"data.{name}", text) for text in error.problems]
+            continue
+        except OSError as error:
+            found.append(problem(f"data.{name}", f"{error.filename or prefix}: {error.strerror}"))
+            continue
+        if tokens < needed:
+            text = f"{prefix} holds {tokens} tokens, a sample needs {needed}; add text or shorten data.sequence_length"
+            found.append(problem(f"data.{name}", text))
+    return found
+
+
+def _tokenizer_problems(config: Config) -> list[Problem]:
+    if config.data.tokenizer is None:
+        return []
+    try:
+        size = tokenizer_size(config.data.tokenizer)
+    except UserError as error:
+        return [problem("data.tokenizer", text) for text in error.problems]
+    vocabulary = config.model.vocab_size or 0
+    if size <= vocabulary:
+        return []
+    text = f"{vocabulary}, but {config.data.tokenizer} has ids up to {size - 1}; set it to {size} or leave it out"
+    return [problem("model.vocab_size", text)]
+
+
+def output_problems(config: Config) -> list[Problem]:
+    """A run folder that cannot be made or written, or a disk with no room for the checkpoints.
+
+    Nothing is made: the nearest folder that exists is tried with a file that has no name.
+    """
+    run = config.run.dir
+    folder = run.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        return [problem("run.dir", f"{folder} is a file, not a folder; choose another")]
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0")
+    except OSError as error:
+        text = f"cannot write in {folder}: {error.strerror}; choose a folder that you may write to, with room"
+        return [problem("run.dir", text)]
+    return _room_problems(config, folder)
+
+
+def _room_problems(config: Config, folder: Path) -> list[Problem]:
+    """One checkpoint more than are kept must fit: the old one goes only after the new one is whole."""
+    one, count = checkpoint_bytes(config.model, config.train), config.checkpoint.keep + 1
+    there = sum(file.stat().st_size for file in (config.run.dir / "checkpoints").rglob("*") if file.is_file())
+    free = shutil.disk_usage(folder).free
+    if one * count <= free + there:
+        return []
+    text = (
+        f"{human(free)} free at {folder}, but {count} checkpoints of {human(one)} (checkpoint.keep and the one "
+        f"being written) take {human(one * count)}; choose another folder or keep fewer"
+    )
+    return [problem("run.dir", text)]
