@@ -6,6 +6,7 @@ from typing import Protocol, TextIO
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 from fmengine.monitor.metrics import StepRecord
 
@@ -72,9 +73,9 @@ class LiveConsole:
     def __init__(self, stream: TextIO) -> None:
         # Standard output is the log file's while a run logs; standard error may share the terminal with the bar.
         self._progress = Progress(
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=RichConsole(file=stream, force_terminal=True, highlight=False),
             refresh_per_second=4,
             redirect_stdout=False,
@@ -93,7 +94,7 @@ class LiveConsole:
 
     def record(self, record: StepRecord, seconds_left: float | None) -> None:
         """Show the figures beside the bar."""
-        self._progress.update(self._task, completed=record.step, description="  ".join(_figures(record, seconds_left)))
+        self._progress.update(self._task, completed=record.step, description=short_line(record, seconds_left))
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
@@ -114,35 +115,42 @@ def line(record: StepRecord, steps: int, kind: str, world_size: int, seconds_lef
         world_size: how many ranks; with one, tokens/s are said once.
         seconds_left: till the last step, None where not known.
     """
-    figures = _figures(record, seconds_left)
-    if record.rates:
-        detail = [f"{record.rates.tflops_per_device:.3g} TFLOP/s/{kind}"]
-        if world_size > 1:
-            detail.insert(0, f"{count(record.rates.tokens_per_second_per_device)} tokens/s/{kind}")
-        if record.rates.mfu is not None:
-            detail.append(f"MFU {record.rates.mfu:.1%}")
-        figures[4:4] = detail
-    memory = f"memory {record.peak_memory / 2**30:.2f} GiB"
-    figures.insert(len(figures) - (seconds_left is not None), memory)
-    return "  ".join([f"step {record.step:>{len(str(steps))}}/{steps}", *figures])
-
-
-def _figures(record: StepRecord, seconds_left: float | None) -> list[str]:
     figures = [
+        f"step {record.step:>{len(str(steps))}}/{steps}",
         f"loss {record.loss:.4f}",
         f"lr {record.learning_rate:.2e}",
         f"grad norm {record.grad_norm:.3f}" + (" (step skipped)" if record.skipped else ""),
     ]
-    if record.rates:
-        figures.append(f"{count(record.rates.tokens_per_second)} tokens/s")
+    if rates := record.rates:
+        figures.append(f"{count(rates.tokens_per_second)} tokens/s")
+        if world_size > 1:
+            figures.append(f"{count(rates.tokens_per_second_per_device)} tokens/s/{kind}")
+        figures.append(f"{_three_digits(rates.tflops_per_device)} TFLOP/s/{kind}")
+        if rates.mfu is not None:
+            figures.append(f"MFU {rates.mfu:.1%}")
+    figures.append(f"memory {record.peak_memory / 2**30:.2f} GiB")
     if seconds_left is not None:
         figures.append(f"left {timedelta(seconds=round(seconds_left))}")
-    return figures
+    return "  ".join(figures)
+
+
+def short_line(record: StepRecord, seconds_left: float | None) -> str:
+    """The figures that fit beside a bar in 80 columns."""
+    figures = [f"loss {record.loss:.4f}", f"lr {record.learning_rate:.1e}", f"norm {record.grad_norm:.2f}"]
+    if record.rates:
+        figures.append(f"{count(record.rates.tokens_per_second)} tok/s")
+    if seconds_left is not None:
+        figures.append(f"left {timedelta(seconds=round(seconds_left))}")
+    return " ".join(figures)
 
 
 def count(value: float) -> str:
     """Three digits and a unit: 842, 12.3k, 1.25M."""
     for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale:
-            return f"{value / scale:.3g}{unit}"
-    return f"{value:.3g}"
+            return f"{_three_digits(value / scale)}{unit}"
+    return _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

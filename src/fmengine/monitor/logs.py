@@ -59,7 +59,7 @@ def logging_to(run_dir: Path, *, rank: int, world_size: int, header: Sequence[st
     to_stderr.addFilter(lambda record: record.levelno >= (logging.WARNING if _is_ours(record) else logging.ERROR))
     to_stderr.setFormatter(logging.Formatter(f"{f'rank {rank}: ' if world_size > 1 else ''}%(levelname)s %(message)s"))
 
-    with _root_logger((to_file, to_stderr)), _stdout_in(to_file.stream) as stream:
+    with _root_logger((to_file, to_stderr)), _no_other_handlers(), _stdout_in(path) as stream:
         for line in header:
             _log.info("%s", line)
         try:
@@ -127,11 +127,26 @@ def _root_logger(handlers: Sequence[logging.Handler]) -> Iterator[None]:
 
 
 @contextmanager
-def _stdout_in(file: TextIO) -> Iterator[TextIO]:
-    """Turn file descriptor 1 to a file and give back what it was."""
+def _no_other_handlers() -> Iterator[None]:
+    """Let libraries that have handlers of their own (torch writes to standard error) log through the root alone."""
+    loggers = [entry for entry in logging.root.manager.loggerDict.values() if isinstance(entry, logging.Logger)]
+    before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers if logger.handlers]
+    for logger, _, _ in before:
+        logger.handlers, logger.propagate = [], True
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+
+
+@contextmanager
+def _stdout_in(path: Path) -> Iterator[TextIO]:
+    """Append what goes to file descriptor 1 to a file, and give back what it was."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="replace") as stream:
-        os.dup2(file.fileno(), 1)
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 1)
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)
         try:

@@ -1,5 +1,6 @@
 """metrics.jsonl: one JSON object a line, every step once, however often the run was killed and resumed."""
 
+import errno
 import json
 import logging
 import math
@@ -8,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from fmengine.errors import UserError
 
 _log = logging.getLogger(__name__)
 
@@ -87,22 +90,28 @@ class MetricsFile:
         step: the step the run goes on from; rows of later steps are removed.
 
     Raises:
-        OSError: where the file cannot be opened or rewritten.
+        UserError: where the file cannot be opened or rewritten.
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        cut(path, step)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = path
+        try:
+            cut(path, step)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise UserError(f"run.dir: cannot write {path} ({error.strerror}); make room or choose another") from None
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Append rows, each with the time (UTC, ISO 8601); a number that is not finite is written as null."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        text = "".join(json.dumps(_finite({**row, "time": now}), allow_nan=False) + "\n" for row in rows)
+        data = "".join(json.dumps(_finite({**row, "time": now}), allow_nan=False) + "\n" for row in rows).encode()
+        end = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(text)
-            self._file.flush()
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            _log.warning("%d rows are lost to %s: %s", len(rows), self._file.name, error.strerror)
+            self._file.truncate(end)
+            _log.warning("%d rows are lost to %s: %s", len(rows), self._path, error.strerror)
 
     def close(self) -> None:
         """Close the file."""

@@ -109,7 +109,7 @@ class Monitor:
                 self._measured_from = self._clock()
 
     def evaluation(self, step: int, loss: float, bits_per_byte: float | None) -> None:
-        """A validation after `step` steps: mean loss in nats per token and, where the bytes are known, bits per byte."""
+        """A validation after `step` steps: mean loss in nats per token, and bits per byte where known."""
         self._row({"kind": "eval", "step": step, "loss": loss, "bits_per_byte": bits_per_byte})
         per_byte = "" if bits_per_byte is None else f"  {bits_per_byte:.4f} bits per byte"
         self._say(f"validation at step {step}: loss {loss:.4f}{per_byte}")
