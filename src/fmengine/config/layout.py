@@ -75,6 +75,10 @@ def _sequence_problems(config: Config) -> list[Problem]:
     if heads % size:
         text = f"{heads} is not divisible by sequence_parallel_size {size}; inside attention the heads are split"
         found.append(problem("model.num_attention_heads", text))
+    kv_heads = config.model.num_key_value_heads or heads
+    if kv_heads != heads and kv_heads % size and size % kv_heads:
+        text = f"{kv_heads} and sequence_parallel_size {size}: one must divide the other; change either"
+        found.append(problem("model.num_key_value_heads", text))
     return found
 
 
