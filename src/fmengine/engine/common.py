@@ -1,6 +1,5 @@
 """What both engines share around a DeepSpeed engine: learning rate, norms, saving and loading."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fmengine.batch import IGNORE_INDEX, Batch
+from fmengine.checkpoint.durable import TAG, save_deepspeed
 from fmengine.engine.restore import restore_parameters
 from fmengine.errors import UserError
 from fmengine.parallel import Topology
-
-TAG = "state"
-"""The one tag DeepSpeed's files lie under; the step is in the checkpoint folder's own name."""
-
-LAYOUT_FILE = "layout.json"
-"""Beside DeepSpeed's files: which of its parameter names is which canonical name."""
 
 
 class DeepSpeedCheckpointing:
@@ -53,13 +47,8 @@ class DeepSpeedCheckpointing:
         return {self._names[name]: parameter for name, parameter in self._engine.module.named_parameters()}
 
     def save(self, folder: Path) -> None:
-        """Write DeepSpeed's files under folder/state and, from rank 0, our table of names."""
-        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
-        tables: list[dict[str, str] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(tables, self._names)
-        if self._topology.rank == 0:
-            names = {name: canonical for table in tables if table for name, canonical in table.items()}
-            (folder / LAYOUT_FILE).write_text(json.dumps({"parameter_names": names}, indent=1))
+        """Write DeepSpeed's files and our table of names into `folder`; see `checkpoint.durable`."""
+        save_deepspeed(self._engine, folder, self._names)
 
     def load(self, folder: Path) -> None:
         """Take up what `save` wrote at the same layout.

@@ -5,10 +5,12 @@ through. `config.check` refuses a section that sets an owned key, with the name 
 """
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from fmengine.config.batch import BatchSizes
 from fmengine.config.schema import Config
+from fmengine.models.tensor_plan import PlanEntry
 
 NEVER = 2**31 - 1
 """`steps_per_print` that is never reached: the monitor prints, not DeepSpeed."""
@@ -30,7 +32,6 @@ def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
         "gradient_accumulation_steps": sizes.gradient_accumulation_steps,
         "gradient_clipping": config.optimizer.gradient_clipping,
         "steps_per_print": NEVER,
-        # the loss is scaled by the step's own target count, so ranks agree without averaging
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": config.train.precision == "bf16"},
@@ -40,6 +41,22 @@ def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
     if config.train.precision == "bf16":
         owned["data_types"] = {"grad_accum_dtype": "fp32"}
     return merge(copy.deepcopy(config.deepspeed), owned)
+
+
+def tensor_parallel_section(plan: Iterable[PlanEntry], size: int) -> dict[str, Any]:
+    """AutoTP's section for a family's tensor plan: nothing by default, every cut named.
+
+    Args:
+        plan: the family's entries.
+        size: ranks of a tensor-parallel group.
+    """
+    specs = []
+    for entry in plan:
+        spec: dict[str, Any] = {"patterns": [f".*{entry.pattern}$"], "partition_type": entry.kind}
+        if entry.sizes is not None:
+            spec |= {"shape": [list(entry.sizes), -1], "partition_dim": 0}
+        specs.append(spec)
+    return {"autotp_size": size, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -77,30 +78,43 @@ class PipelineTrainEngine:
         return EvalResult(loss_sum=loss_sum, target_tokens=int(sum_over_data(tokens, self._topology)))
 
 
-def pipeline_module(stages: Sequence[Callable[[], Stage]], block: str, topology: Topology) -> nn.Module:
-    """DeepSpeed's module that holds this rank's stages.
+def pipeline_module(stages: Sequence[partial[Stage]], topology: Topology, *, tied: bool) -> nn.Module:
+    """DeepSpeed's module that holds this rank's part of the layers.
 
     Args:
-        stages: builds each layer in order; only this rank's are built.
-        block: class name of the layers that the stages share evenly; the embedding goes with the first
-            of them, the head with the last.
+        stages: `models.registry.stages`: embedding, blocks, head; only this rank's are built.
         topology: sizes of the axes.
+        tied: the head uses the embedding's weight, which DeepSpeed then keeps equal on both ends.
     """
-    from deepspeed.pipe import LayerSpec, PipelineModule
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     axes = PipeModelDataParallelTopology(
         num_pp=topology.pipeline_parallel_size, num_dp=topology.data_parallel_size, num_mp=topology.tensor_parallel_size
     )
+    layers = [LayerSpec(stage.func, *stage.args, **stage.keywords) for stage in stages]
+    if tied:
+        for end in (0, -1):
+            stage = stages[end]
+            layers[end] = TiedLayerSpec(
+                "embed", stage.func, *stage.args, tied_weight_attr="embed.weight", **stage.keywords
+            )
     # DeepSpeed prints its partition to the standard output, which is for our own lines
     with redirect_stdout(StringIO()):
+        # blocks are shared evenly; the embedding goes with the first of them, the head with the last
         module: nn.Module = PipelineModule(
-            layers=[LayerSpec(build) for build in stages],
-            topology=axes,
-            loss_fn=scaled_loss,
-            partition_method=f"type:{block}",
+            layers=layers, topology=axes, loss_fn=scaled_loss, partition_method="type:BlockStage"
         )
+    for name, parameter in module.named_parameters():
+        if hasattr(parameter, "ds_pipe_replicated") and not name.endswith("embed.weight"):
+            # DeepSpeed marks the whole tied layer, and would leave the last norm out of the gradient norm
+            parameter.ds_pipe_replicated = False
     return module
+
+
+def stage_names(module: nn.Module) -> dict[str, str]:
+    """DeepSpeed's names of a pipeline module's parameters (layer number or tied key first) -> canonical names."""
+    return {name: name.removeprefix("tied_modules.").split(".", 1)[1] for name, _ in module.named_parameters()}
 
 
 def scaled_loss(loss_sum: Tensor, factor: Tensor) -> Tensor:

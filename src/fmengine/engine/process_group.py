@@ -1,6 +1,7 @@
 """torch.distributed and DeepSpeed's view of it, started once from explicit ranks."""
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,11 +35,11 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def sequence_group(sequence_parallel_size: int) -> "dist.ProcessGroup | None":
-    """The group of ranks that share one sample's sequence, through the mpu that DeepSpeed's ZeRO understands.
+def sequence_parallel_mpu(sequence_parallel_size: int) -> Any:
+    """DeepSpeed's `parallel_state_sp` with its groups made: the mpu that ZeRO needs under sequence parallelism.
 
     DeepSpeed's own `sequence_parallel_size` mesh leaves these ranks out of ZeRO's reduction (pinned in
-    tests/contract); its `parallel_state_sp` gives the right groups. None where the size is 1.
+    tests/contract). None where the size is 1.
     """
     if sequence_parallel_size == 1:
         return None
@@ -46,5 +47,4 @@ def sequence_group(sequence_parallel_size: int) -> "dist.ProcessGroup | None":
 
     if mpu._SEQUENCE_PARALLEL_GROUP is None:
         mpu.initialize_sequence_parallel(sequence_parallel_size)
-    group: dist.ProcessGroup = mpu.get_sequence_parallel_group()
-    return group
+    return mpu
