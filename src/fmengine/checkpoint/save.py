@@ -126,7 +126,10 @@ def _finish(
 
 
 def _delete_old(target: Path, step: int, keep: int) -> None:
-    """Leave the `keep` newest whole checkpoints up to this one; broken ones among them do not count."""
+    """Leave the `keep` newest whole checkpoints up to this one; broken ones among them do not count.
+
+    The new one is whole by now, so an old one that does not go (a file held open on NFS) is only logged.
+    """
     whole = 0
     for older, folder in step_folders(target.parent.parent):
         if older > step:
@@ -134,7 +137,10 @@ def _delete_old(target: Path, step: int, keep: int) -> None:
         if whole < keep and _is_whole(folder):
             whole += 1
         elif whole >= keep or not (folder / COMPLETE).exists():
-            _retire(folder)
+            try:
+                _retire(folder)
+            except OSError as error:
+                log.warning("%s: could not be deleted: %s", folder, error)
 
 
 def _retire(folder: Path) -> None:
