@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         command = importlib.import_module(f"fmengine.commands.{args.command}")
         code: int = command.run(args, dict(os.environ))
-        sys.stdout.flush()
+        print(end="", flush=True)  # a broken pipe shows here and not at exit; stdout may be None
     except UserError as error:
         for problem in error.problems:
             print(f"fmengine: error: {problem}", file=sys.stderr)
@@ -95,7 +95,7 @@ def _stdout_is_broken() -> bool:
     """Whether nobody reads our output any more; it then goes nowhere, so that the flush at exit does not fail too."""
     try:
         output = sys.stdout.fileno()
-    except OSError:  # not a file: a test's buffer
+    except (AttributeError, OSError):  # closed, or no file
         return False
     poll = select.poll()
     poll.register(output, 0)
