@@ -13,12 +13,7 @@ from fmengine.errors import UserError
 
 def input_problems(config: Config) -> list[Problem]:
     """Data, tokenizer and pretrained weights that are missing, broken or too small."""
-    found = _data_problems(config) + _tokenizer_problems(config)
-    folder = config.model.pretrained
-    if folder is not None and not [*folder.glob("*.safetensors")]:
-        text = f"no *.safetensors in {folder}; give a folder with a model's weights"
-        found.append(problem("model.pretrained", text))
-    return found
+    return _data_problems(config) + _tokenizer_problems(config) + _pretrained_problems(config)
 
 
 def _data_problems(config: Config) -> list[Problem]:
@@ -55,6 +50,19 @@ def _tokenizer_problems(config: Config) -> list[Problem]:
         return []
     text = f"{vocabulary}, but {config.data.tokenizer} has ids up to {size - 1}; set it to {size} or leave it out"
     return [problem("model.vocab_size", text)]
+
+
+def _pretrained_problems(config: Config) -> list[Problem]:
+    """Weights whose headers do not say what the architecture needs; no tensor is read."""
+    if config.model.pretrained is None:
+        return []
+    from fmengine.models.weights import from_pretrained  # torch, and only wanted here
+
+    try:
+        from_pretrained(config.model)
+    except UserError as error:
+        return [problem("model.pretrained", text) for text in error.problems]
+    return []
 
 
 def output_problems(config: Config) -> list[Problem]:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fmengine.config.architecture import (
     option_problems,
     required_problems,
@@ -11,8 +13,8 @@ from fmengine.config.architecture import (
 )
 from fmengine.config.model import FAMILY_OPTIONS, ModelConfig
 from fmengine.config.schema import Config
-from fmengine.config.source import Problem, problem
-from fmengine.config.words import show
+from fmengine.config.source import Problem, dotted, problem
+from fmengine.config.words import explain, show
 from fmengine.errors import UserError
 
 NOT_ARCHITECTURE = {"pretrained", "pad_vocab_to_multiple_of"}
@@ -94,6 +96,9 @@ def _add_pretrained(model: dict[str, Any], folder: Path) -> list[Problem]:
         read = ModelConfig.model_validate(read_config(folder)).model_dump(exclude_none=True)
     except UserError as error:
         return [problem("model.pretrained", text) for text in error.problems]
+    except ValidationError as error:
+        wrong = [explain(detail) for detail in error.errors(include_url=False)]
+        return [problem("model.pretrained", f"{folder / 'config.json'}: {dotted(w.key)}: {w.text}") for w in wrong]
     pretrained = with_defaults({name: value for name, value in read.items() if name not in NOT_ARCHITECTURE})
     found = []
     for name, value in model.items():

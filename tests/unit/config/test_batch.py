@@ -36,9 +36,7 @@ def test_one_side_alone(given: dict[str, int], sizes: BatchSizes) -> None:
 
 def test_every_solution_keeps_the_product_and_what_was_given() -> None:
     for whole, micro, accumulation in product((None, 4, 12, 30), (None, 1, 2, 4), (None, 1, 3)):
-        batch = BatchConfig(
-            global_batch_size=whole, micro_batch_size=micro, gradient_accumulation_steps=accumulation
-        )
+        batch = BatchConfig(global_batch_size=whole, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
         for replicas in (1, 2, 3):
             try:
                 sizes = solve(batch, replicas)

@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from support.configs import MODEL, write_config
 
 from fmengine.config.load import load, load_with_source
 from fmengine.errors import UserError
+from support.configs import MODEL, write_config
 
 
 def mistakes(path: Path | None, *sets: str) -> list[str]:
