@@ -105,17 +105,17 @@ def open_state(engine_folder: Path, manifest: Manifest) -> StateReader:
 def open_unchecked(engine_folder: Path, tensor: int, pipeline: int, merge: Merge) -> StateReader:
     """`open_state` without the digests and the model: for files that this very process wrote."""
     table = engine_names.read(engine_folder)
-    shards = open_shards(engine_folder / TAG, tensor * pipeline, table.optimizer_order)
+    shards = open_shards(engine_folder / TAG, table, tensor, pipeline)
     return StateReader(shards, table.parameter_names, tensor, merge)
 
 
 def merge_by_plan(manifest: Manifest) -> Merge:
     """Pieces put together by the family's tensor plan; pieces that are whole already are replicas."""
-    from fmengine.models.registry import FAMILIES
+    from fmengine.models.registry import family_of
     from fmengine.models.tensor_plan import find_entry, merge_shards
 
     model = manifest.model
-    plan = FAMILIES[str(model.family)].tensor_plan(model, vocabulary_parallel=True)
+    plan = family_of(model).tensor_plan(model, vocabulary_parallel=True)
     shapes = _shapes(manifest)
 
     def merge(name: str, pieces: Sequence[Tensor]) -> Tensor:
@@ -127,6 +127,6 @@ def merge_by_plan(manifest: Manifest) -> Merge:
 
 
 def _shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    from fmengine.models.registry import FAMILIES
+    from fmengine.models.registry import family_of
 
-    return FAMILIES[str(manifest.model.family)].parameter_shapes(manifest.model)
+    return family_of(manifest.model).parameter_shapes(manifest.model)

@@ -21,11 +21,13 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fmengine.checkpoint.names import EngineNames
+
 Kind = Literal["weight", "exp_avg", "exp_avg_sq"]
 """fp32 master weight, and Adam's two moments by torch's names."""
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-_LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
+_LAYER = re.compile(r"layer_\d+(?:-model_(\d+))?-model_states\.pt")
 
 
 class Shard(Protocol):
@@ -138,14 +140,14 @@ class WholeShard:
         return torch.zeros_like(weight) if moments is None else moments[kind].clone()
 
 
-def open_shards(folder: Path, model_parallel_size: int, order: dict[int, list[str]]) -> list[Shard]:
-    """Every model-parallel rank's state, in the order of DeepSpeed's `mp_rank`.
+def open_shards(folder: Path, table: EngineNames, tensor: int, pipeline: int) -> list[Shard]:
+    """Every model-parallel rank's state, in the order of DeepSpeed's `mp_rank` (pipeline x tensor).
 
     Args:
         folder: what `save_checkpoint` wrote under its tag.
-        model_parallel_size: tensor x pipeline size. Under sequence parallelism DeepSpeed numbers its files
-            by the sequence rank too, but they are partitions of one state.
-        order: for ZeRO-0, `EngineNames.optimizer_order`.
+        table: names in it.
+        tensor: size of the tensor-parallel group.
+        pipeline: number of stages.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -153,12 +155,12 @@ def open_shards(folder: Path, model_parallel_size: int, order: dict[int, list[st
     partitions: dict[int, dict[int, Path]] = defaultdict(dict)
     for path in folder.iterdir():
         if match := _OPTIMIZER.fullmatch(path.name):
-            model_rank = int(match[2]) if model_parallel_size > 1 else 0
+            # under sequence parallelism DeepSpeed's mp_rank is the sequence rank, but the state is one
+            model_rank = int(match[2]) if tensor * pipeline > 1 else 0
             partitions[model_rank][int(match[1])] = path
-    return [
-        _open_partitioned(folder, rank, partitions[rank]) if partitions else _open_whole(folder, rank, order[rank])
-        for rank in range(model_parallel_size)
-    ]
+    if partitions:
+        return [_open_partitioned(folder, rank, partitions[rank]) for rank in range(tensor * pipeline)]
+    return [_open_whole(folder, rank, rank % tensor, table) for rank in range(tensor * pipeline)]
 
 
 def _open_partitioned(folder: Path, model_rank: int, files: dict[int, Path]) -> Shard:
@@ -170,20 +172,22 @@ def _open_partitioned(folder: Path, model_rank: int, files: dict[int, Path]) -> 
     return PartitionedShard(shapes, [_load(files[rank]) for rank in sorted(files)])
 
 
-def _open_whole(folder: Path, model_rank: int, order: list[str]) -> Shard:
+def _open_whole(folder: Path, model_rank: int, tensor_rank: int, table: EngineNames) -> Shard:
     state = _load(folder / f"mp_rank_{model_rank:02d}_model_states.pt")
-    weights = state["module"]
-    if weights is None:  # a pipeline has a file for each layer
-        weights = _layer_weights(folder, {name.split(".")[0] for name in order})
+    order, weights = table.optimizer_order[model_rank], state["module"]
+    if weights is None:
+        layers = _layer_weights(folder, tensor_rank)
+        weights = {name: layers[table.parameter_names[name]] for name in order}
     return WholeShard(weights, state["optimizer"], order)
 
 
-def _layer_weights(folder: Path, layers: set[str]) -> dict[str, Tensor]:
+def _layer_weights(folder: Path, tensor_rank: int) -> dict[str, Tensor]:
+    """A pipeline has a file for each layer; our stages name their parameters canonically in it (`models.base`)."""
     weights: dict[str, Tensor] = {}
     for path in sorted(folder.iterdir()):
         match = _LAYER.fullmatch(path.name)
-        if match and (layer := str(int(match[1]))) in layers:
-            weights |= {f"{layer}.{name}": tensor for name, tensor in _load(path).items()}
+        if match and int(match[1] or 0) == tensor_rank:
+            weights |= _load(path)
     return weights
 
 
