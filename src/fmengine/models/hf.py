@@ -83,9 +83,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: model_type {raw.get('model_type')!r} is not supported; {_choices(MODEL_TYPES)} are")
     if raw.get("quantization_config"):
         raise UserError(f"{path}: quantization_config: quantised weights are not supported; take the original model")
-    missing = [key for key in REQUIRED if raw.get(key) is None]
-    if missing:
-        raise UserError(f"{path}: no {', '.join(missing)}; this is no whole config of a model")
+    wrong = [key for key in REQUIRED if not isinstance(raw.get(key), int) or raw[key] < 1]
+    if wrong:
+        raise UserError(f"{path}: {', '.join(wrong)} must be there, each a whole number above 0")
     fields: dict[str, Any] = {"family": family} | {key: raw[key] for key in REQUIRED}
     fields |= {key: raw.get(key, default) for key, default in DEFAULTS[family].items()}
     if family == "llama":
@@ -200,7 +200,7 @@ def _read_rope(path: Path, raw: dict[str, Any], family: str) -> dict[str, Any]:
     parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
         raise UserError(f"{path}: rope_scaling and rope_parameters must be objects, not {parameters!r}")
-    theta = parameters.get("rope_theta", raw.get("rotary_emb_base" if family == "neox" else "rope_theta", 10000.0))
+    theta = parameters.get("rope_theta") or raw.get("rotary_emb_base" if family == "neox" else "rope_theta") or 10000.0
     fields: dict[str, Any] = {"rope_theta": float(theta), "rope_scaling": _read_scaling(path, raw, parameters)}
     share = parameters.get("partial_rotary_factor")
     if family == "neox":
