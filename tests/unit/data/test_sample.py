@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmengine.batch import IGNORE_INDEX, Batch
@@ -28,6 +28,7 @@ def plain_row(tokens: list[int], owners: list[int]) -> tuple[list[int], list[int
     return targets, positions, starts
 
 
+@settings(max_examples=40)
 @given(lengths=lists_of_lengths, sequence_length=st.integers(2, 8), data=st.data())
 def test_a_batch_is_what_a_loop_over_tokens_makes(
     lengths: list[int], sequence_length: int, data: st.DataObject

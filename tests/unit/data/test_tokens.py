@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmengine.data.tokens import HEADER, TokenReader, TokenWriter, bin_path, idx_path, token_dtype
@@ -15,6 +15,7 @@ from support.data import write_documents
 DOCUMENTS = [[1, 2, 3], [4], [], [5, 6], []]
 
 
+@settings(max_examples=40)
 @given(documents=st.lists(st.lists(st.integers(0, 999), max_size=6), min_size=1, max_size=12))
 def test_what_is_written_is_read(documents: list[list[int]]) -> None:
     flat = [token for document in documents for token in document]
