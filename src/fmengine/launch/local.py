@@ -97,7 +97,7 @@ def free_port(ephemeral: tuple[int, int] | None = None) -> int:
     """
     first, last = ephemeral or _ephemeral()
     ports = [port for port in range(10000, 1 << 16) if not first <= port <= last]
-    random.SystemRandom().shuffle(ports)
+    random.Random().shuffle(ports)
     for port in ports:
         with socket.socket() as probe:
             try:
