@@ -16,7 +16,7 @@ from fmengine.engine.data_parallel import DataParallelEngine
 from fmengine.engine.deepspeed_config import deepspeed_config, tensor_parallel_section
 from fmengine.engine.optimizer import build_optimizer
 from fmengine.engine.pipeline import PipelineTrainEngine, pipeline_module, stage_names
-from fmengine.engine.process_group import sequence_parallel_mpu
+from fmengine.engine.process_group import model_parallel_unit
 from fmengine.kernels.attention import Attention, AttentionBackend, select_attention
 from fmengine.kernels.ulysses import ulysses_attention
 from fmengine.models import registry
@@ -65,7 +65,7 @@ def build(plan: Build) -> Engine:
     Raises:
         UserError: an explicitly chosen kernel cannot run here.
     """
-    mpu = sequence_parallel_mpu(plan.topology.sequence_parallel_size)
+    mpu = model_parallel_unit(plan.topology)
     attention = _attention(plan, mpu)
     if plan.topology.pipeline_parallel_size > 1:
         return _pipeline(plan, attention)
@@ -91,7 +91,7 @@ def _attention(plan: Build, mpu: Any) -> Attention:
         mask_documents=plan.config.data.mask_documents,
     )
     log.info("attention: %s", reason)
-    if mpu is None:
+    if plan.topology.sequence_parallel_size == 1:
         return attention
     heads = known(model.num_attention_heads)
     return ulysses_attention(
@@ -128,8 +128,9 @@ def _sharded_model(make: Callable[[], nn.Module], plan: Build, settings: dict[st
     """A model that no rank ever holds whole: each parameter is cut as it is made, and filled from rank 0."""
     import deepspeed
 
-    group = None if mpu is None else mpu.get_sequence_data_parallel_group()
-    with deepspeed.zero.Init(data_parallel_group=group, config_dict_or_path=settings, dtype=plan.dtype):
+    group = mpu.get_sequence_data_parallel_group() if plan.topology.sequence_parallel_size > 1 else None
+    # no dtype argument: given one, DeepSpeed 0.19.8 makes every parameter bf16 on a CPU; it reads the config's instead
+    with deepspeed.zero.Init(data_parallel_group=group, config_dict_or_path=settings, mpu=mpu):
         model = make()
     for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0), torch.no_grad():

@@ -28,6 +28,10 @@ class DataParallelEngine:
         self._engine = engine
         self._topology = topology
         self._device = device
+        # DeepSpeed divides summed gradients by the replicas; ZeRO-3 by every rank it cuts the weights over
+        self._averaged_over = topology.data_parallel_size
+        if engine.zero_optimization_stage() == 3:
+            self._averaged_over *= topology.sequence_parallel_size
         names = {name: name for name, _ in engine.module.named_parameters()}
         self._state = DeepSpeedCheckpointing(engine, names, topology, learning_rate)
         self.save = self._state.save
@@ -45,9 +49,7 @@ class DataParallelEngine:
         rate = self._state.apply_learning_rate()
         micro_batches = [batch.to(self._device) for batch in micro_batches]
         targets = count_targets(micro_batches, self._topology, self._device)
-        # DeepSpeed averages gradients over these ranks, so the mean of the scaled sums is the mean per target
-        reduced_over = self._topology.data_parallel_size * self._topology.sequence_parallel_size
-        scale = (reduced_over / targets).float()
+        scale = (self._averaged_over / targets).float()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in micro_batches:
             loss = self._forward(batch)

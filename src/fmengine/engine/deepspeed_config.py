@@ -15,6 +15,10 @@ from fmengine.models.tensor_plan import PlanEntry
 NEVER = 2**31 - 1
 """`steps_per_print` that is never reached: the monitor prints, not DeepSpeed."""
 
+DEFAULTS: dict[str, Any] = {"zero_optimization": {"memory_efficient_linear": False}}
+"""Choices of ours that a `deepspeed:` section may change. memory_efficient_linear would replace torch's `linear` in
+the whole process, whatever is trained there."""
+
 
 def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
     """The dictionary `deepspeed.initialize` takes.
@@ -40,7 +44,7 @@ def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
     }
     if config.train.precision == "bf16":
         owned["data_types"] = {"grad_accum_dtype": "fp32"}
-    return merge(copy.deepcopy(config.deepspeed), owned)
+    return merge(merge(copy.deepcopy(DEFAULTS), config.deepspeed), owned)
 
 
 def tensor_parallel_section(plan: Iterable[PlanEntry], size: int) -> dict[str, Any]:

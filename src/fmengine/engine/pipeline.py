@@ -105,11 +105,17 @@ def pipeline_module(stages: Sequence[partial[Stage]], topology: Topology, *, tie
         module: nn.Module = PipelineModule(
             layers=layers, topology=axes, loss_fn=scaled_loss, partition_method="type:BlockStage"
         )
-    for name, parameter in module.named_parameters():
-        if hasattr(parameter, "ds_pipe_replicated") and not name.endswith("embed.weight"):
-            # DeepSpeed marks the whole tied layer, and would leave the last norm out of the gradient norm
-            parameter.ds_pipe_replicated = False
+    _mark_parameters(module)
     return module
+
+
+def _mark_parameters(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        marks: Any = parameter
+        # DeepSpeed marks a tied layer's norm as a copy too, and would leave it out of the gradient norm
+        marks.ds_pipe_replicated = marks.ds_pipe_replicated and name.endswith("embed.weight")
+        # without this mark its fp32 clipping counts the first stage alone
+        marks.model_parallel = not marks.ds_pipe_replicated
 
 
 def stage_names(module: nn.Module) -> dict[str, str]:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fmengine.parallel import Topology
+
 TIMEOUT = timedelta(minutes=30)
 """How long a collective may wait before torch gives up; loading a large model is the longest wait."""
 
@@ -35,16 +37,21 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def sequence_parallel_mpu(sequence_parallel_size: int) -> Any:
-    """DeepSpeed's `parallel_state_sp` with its groups made: the mpu that ZeRO needs under sequence parallelism.
+def model_parallel_unit(topology: Topology) -> Any:
+    """DeepSpeed's "mpu" with its groups made, or None where a replica is one rank. Process-wide: one layout a process.
 
-    DeepSpeed's own `sequence_parallel_size` mesh leaves these ranks out of ZeRO's reduction (pinned in
-    tests/contract). None where the size is 1.
+    Sequence parallelism: `parallel_state_sp`, since DeepSpeed's own `sequence_parallel_size` mesh leaves the sequence
+    ranks out of ZeRO's reduction. Tensor parallelism: DeepSpeed's `groups`. Both pinned in tests/contract.
     """
-    if sequence_parallel_size == 1:
-        return None
-    from deepspeed.runtime.sequence_parallel import parallel_state_sp as mpu
+    if topology.sequence_parallel_size > 1:
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
-    if mpu._SEQUENCE_PARALLEL_GROUP is None:
-        mpu.initialize_sequence_parallel(sequence_parallel_size)
-    return mpu
+        if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
+            parallel_state_sp.initialize_sequence_parallel(topology.sequence_parallel_size)
+        return parallel_state_sp
+    if topology.tensor_parallel_size > 1 and topology.pipeline_parallel_size == 1:
+        from deepspeed.utils import groups
+
+        groups._init_tp_mesh_device(tensor_model_parallel_size=topology.tensor_parallel_size)
+        return groups
+    return None
