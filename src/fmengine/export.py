@@ -19,6 +19,7 @@ from fmengine.checkpoint.files import fsync, list_files, list_folders, remove_tr
 from fmengine.checkpoint.find import resolve, run_of, verify
 from fmengine.checkpoint.manifest import ENGINE
 from fmengine.checkpoint.reader import open_state
+from fmengine.checkpoint.tensors import save_tensors
 from fmengine.config.model import ModelConfig
 from fmengine.config.size import human
 from fmengine.errors import UserError
@@ -154,15 +155,13 @@ def _plan(config: ModelConfig, dtype: torch.dtype, max_shard_size: int) -> list[
 def _write_shards(
     folder: Path, config: ModelConfig, weights: WeightSource, dtype: torch.dtype, max_shard_size: int, report: Report
 ) -> None:
-    from safetensors.torch import save_file
-
     shards = _plan(config, dtype, max_shard_size)
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         single = len(shards) == 1
         file = "model.safetensors" if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors = dict(_tensors(config, weights, shard.names, dtype))
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        save_tensors(tensors, folder / file)
         places |= dict.fromkeys(tensors, file)
         report(f"writing    {file}: {len(tensors)} tensors, {human(shard.size)}")
         del tensors

@@ -61,8 +61,12 @@ def verify(checkpoint: Path, full: bool = True) -> Manifest:
     return manifest
 
 
-def find_newest(run_dir: Path) -> Path | None:
-    """The newest whole checkpoint of a run (marker, manifest, names and sizes), or None.
+def find_newest(run_dir: Path, full: bool = False) -> Path | None:
+    """The newest whole checkpoint of a run, or None.
+
+    Args:
+        run_dir: the run folder.
+        full: compare digests too, not only marker, manifest, names and sizes.
 
     Staging folders are no checkpoints; a broken one is passed over with a logged line that says why.
 
@@ -72,7 +76,7 @@ def find_newest(run_dir: Path) -> Path | None:
     """
     for _, path in step_folders(run_dir):
         try:
-            verify(path, full=False)
+            verify(path, full)
         except FormatError:
             raise
         except UserError as error:

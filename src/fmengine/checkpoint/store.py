@@ -19,6 +19,7 @@ from fmengine.checkpoint.files import fsync, remove_tree, write_atomic
 from fmengine.checkpoint.find import verify
 from fmengine.checkpoint.manifest import COMPLETE, ENGINE, FormatError
 from fmengine.checkpoint.reader import ParameterState, open_state
+from fmengine.checkpoint.tensors import save_tensors
 from fmengine.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ def write_store(state: ParameterState, source: str, out: Path) -> None:
         write_atomic(partial / SOURCE, source)
     names = state.names()
     shapes = {name: _write_parameter(state, name, parameters) for name in names}
+    for stray in set(parameters.iterdir()) - {_file(parameters, name) for name in names}:
+        stray.unlink()  # what a killed attempt had begun
     fsync(parameters)
     index = Index(step=state.step, source=source, parameters=shapes)
     write_atomic(partial / INDEX, index.model_dump_json(indent=1) + "\n")
@@ -135,15 +138,13 @@ class ParameterStore:
 
 
 def _write_parameter(state: ParameterState, name: str, folder: Path) -> tuple[int, ...]:
-    from safetensors.torch import save_file
-
     target = _file(folder, name)
     if target.is_file():
         with _safe_open(target) as file:
             return tuple(file.get_slice("weight").get_shape())
     tensors = dict(zip(KINDS, (state.weight(name), *state.moments(name)), strict=True))
     staged = target.with_suffix(".tmp")
-    save_file({kind: tensor.contiguous() for kind, tensor in tensors.items()}, staged)
+    save_tensors({kind: tensor.contiguous() for kind, tensor in tensors.items()}, staged)
     fsync(staged)
     staged.replace(target)
     return tuple(tensors["weight"].shape)
