@@ -51,7 +51,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 train: install
 	$(BIN)/fmengine train --set run.dir=$(RUN) $(ARGS)
-	$(BIN)/fmengine export $(RUN) --out $(RUN)/export
+	$(BIN)/fmengine export $(RUN) --out $(RUN)/export --force
 	$(BIN)/fmengine generate $(RUN) --prompt "def main("
 
 test: install
