@@ -130,9 +130,14 @@ class TransformersBlock:
 
 def _check_logits(folder: Path, config: ModelConfig, weights: WeightSource) -> float:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
 
     ids = _token_ids(config, min(TOKENS, config.max_position_embeddings or TOKENS))
+    had_bar = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # the export says itself where it is
     theirs, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if had_bar:
+        hf_logging.enable_progress_bar()
     odd = [name for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in loading[kind]]
     if odd:
         raise ExportMismatchError(f"{folder}: Transformers does not find its tensors: {', '.join(map(str, odd[:5]))}")

@@ -11,6 +11,7 @@ DeepSpeed's classes and do not load with `weights_only`: whoever opens them has 
 against the manifest's digests, so they are the bytes that we wrote.
 """
 
+import logging
 import math
 import re
 from collections import defaultdict
@@ -152,6 +153,7 @@ def open_shards(folder: Path, table: EngineNames, tensor: int, pipeline: int) ->
     Raises:
         FileNotFoundError: a file is missing.
     """
+    _import_deepspeed()
     partitions: dict[int, dict[int, Path]] = defaultdict(dict)
     for path in folder.iterdir():
         if match := _OPTIMIZER.fullmatch(path.name):
@@ -212,6 +214,16 @@ def _zero3_fragments(groups: list[dict[str, torch.Size]], partitions: int) -> di
             ]
             start += share
     return fragments
+
+
+def _import_deepspeed() -> None:
+    """The pickles need its classes; what it says while it is imported (that there is no GPU) is not asked for here."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        import deepspeed  # noqa: F401
+    finally:
+        logging.disable(disabled)
 
 
 def _step(state: dict[int, dict[str, Any]]) -> int:
