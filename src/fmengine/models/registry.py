@@ -31,9 +31,7 @@ def build(config: ModelConfig, *, attention: Attention, activation_checkpointing
     return CausalLM(config, family_of(config), attention, activation_checkpointing=activation_checkpointing)
 
 
-def stages(
-    config: ModelConfig, *, attention: Attention, activation_checkpointing: bool = False
-) -> list[partial[Any]]:
+def stages(config: ModelConfig, *, attention: Attention, activation_checkpointing: bool = False) -> list[partial[Any]]:
     """The same model as layers of a pipeline: embedding, each block, head; calling one builds it.
 
     `stage.func`, `.args` and `.keywords` are what DeepSpeed's LayerSpec takes. Where embeddings are tied, first and
