@@ -1,9 +1,18 @@
 """`fmengine train`: train a model, or go on training it."""
 
 import argparse
+import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fmengine.commands.arguments import add_config, positive
+from fmengine.errors import UserError
+
+if TYPE_CHECKING:
+    from fmengine.config.schema import Config
+    from fmengine.launch.ranks import Ranks
 
 EPILOG = """\
 Run twice, it goes on from the newest whole checkpoint in run.dir; --fresh starts over.
@@ -29,5 +38,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Train."""
-    raise NotImplementedError
+    """Train, as one rank of a run or as the parent of local ones.
+
+    Raises:
+        UserError: a mistake in the input.
+    """
+    from fmengine.launch.detect import detect
+    from fmengine.launch.device import count_gpus
+    from fmengine.launch.local import alone, run_workers
+
+    gpus = count_gpus(environ)
+    ranks = detect(environ, gpus=gpus)
+    if ranks.rank is not None:
+        if args.workers is not None:
+            raise UserError(f"--workers: this process is rank {ranks.rank} of a run already ({ranks.source}); leave it")
+        return _work(args, ranks)
+    workers = args.workers or ranks.world_size
+    if workers == 1:
+        return _work(args, alone(gpus=gpus))
+    _check(args, workers)  # once, and not by every worker
+    return run_workers(sys.argv[1:], workers, environ, gpus=gpus)
+
+
+def _check(args: argparse.Namespace, world_size: int) -> "Config":
+    from fmengine.config.check import check_or_raise
+    from fmengine.config.load import load_with_source
+
+    config, source = load_with_source(args.config, args.sets)
+    check_or_raise(config, world_size, source)
+    return config
+
+
+def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
+    """Be a rank."""
+    from fmengine.config.load import load
+
+    config = _check(args, ranks.world_size) if ranks.rank == 0 else load(args.config, args.sets)
+    os.environ.update(library_variables(ranks, os.environ))
+    from fmengine.worker import Order, work
+
+    work(Order.of(config, ranks, fresh=args.fresh, config_path=args.config, command=sys.argv))
+    return 0
+
+
+def library_variables(ranks: "Ranks", environ: Mapping[str, str]) -> dict[str, str]:
+    """What DeepSpeed and torch read from the environment themselves, for a detected rank.
+
+    LOCAL_RANK is the index of this rank's device: DeepSpeed makes that device the current one.
+    """
+    kind, _, index = ranks.device.partition(":")
+    built = Path(sys.prefix) / "torch_extensions"
+    variables = {
+        "RANK": str(ranks.rank),
+        "LOCAL_RANK": index or str(ranks.local_rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "MASTER_ADDR": ranks.master_addr,
+        "MASTER_PORT": str(ranks.master_port),
+    }
+    if kind == "cpu":
+        variables |= {"DS_ACCELERATOR": "cpu"}
+    if "TORCH_EXTENSIONS_DIR" not in environ and built.is_dir():
+        variables |= {"TORCH_EXTENSIONS_DIR": str(built)}
+    return variables

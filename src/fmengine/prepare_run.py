@@ -1,0 +1,141 @@
+"""What rank 0 does before the others are met: the run folder, the data, and where training goes on from.
+
+Nothing here is collective: a full disk, a broken checkpoint or a long conversion happens to one process, before any
+other can time out waiting for it.
+"""
+
+import io
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fmengine.checkpoint.files import write_atomic
+from fmengine.checkpoint.find import CHECKPOINTS, find_newest
+from fmengine.checkpoint.manifest import Layout, Manifest, check_model, layout_changes, read
+from fmengine.checkpoint.store import convert
+from fmengine.config.batch import BatchSizes
+from fmengine.config.schema import Config
+from fmengine.errors import UserError
+
+log = logging.getLogger(__name__)
+
+DATA, TOKENIZER, CONFIG, CONVERTED = "data", "tokenizer", "config.yaml", "converted"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run starts; the same on every rank.
+
+    Attributes:
+        config: with the data and tokenizer filled in.
+        checkpoint: the checkpoint to go on from, or None.
+        store: its state as a per-parameter store, where it was written at another layout.
+        step: optimizer steps taken so far.
+    """
+
+    config: Config
+    checkpoint: Path | None
+    store: Path | None
+    step: int
+
+
+def prepare_run(config: Config, sizes: BatchSizes, world_size: int, *, fresh: bool) -> Start:
+    """Make the run folder ready and decide where the run starts.
+
+    Args:
+        config: resolved and checked; its run folder is owned by this process.
+        sizes: the solved batch triangle.
+        world_size: ranks of the run.
+        fresh: put older checkpoints aside and start over.
+
+    Raises:
+        UserError: no data, a tokenizer without an end token, or a checkpoint that this config cannot go on from.
+        OSError: the disk refuses.
+    """
+    run_dir = config.run.dir
+    if fresh:
+        _put_aside(run_dir)
+    config = _with_data(config)
+    newest = find_newest(run_dir, full=True)
+    start = Start(config, None, None, 0) if newest is None else _resume(config, sizes, world_size, newest)
+    write_atomic(run_dir / CONFIG, as_yaml(config))
+    return start
+
+
+def as_yaml(config: Config) -> str:
+    """The config as a file that `config.load` reads."""
+    from ruamel.yaml import YAML
+
+    stream = io.StringIO()
+    yaml = YAML(typ="safe")
+    yaml.default_flow_style = False
+    yaml.dump(config.model_dump(mode="json", exclude_none=True), stream)
+    return stream.getvalue()
+
+
+def _put_aside(run_dir: Path) -> None:
+    checkpoints = run_dir / CHECKPOINTS
+    if checkpoints.exists():
+        aside = run_dir / f"{CHECKPOINTS}-until-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        checkpoints.rename(aside)
+        log.warning("starting over: the older checkpoints are now in %s; remove it when you need the room", aside)
+
+
+def _with_data(config: Config) -> Config:
+    """Fill in the default corpus where none is given, and copy the tokenizer into the run folder for the export."""
+    from fmengine.data.default import prepare_default
+    from fmengine.data.tokenizer import copy_tokenizer, end_of_document, load_tokenizer
+
+    data, run_dir = config.data, config.run.dir
+    if data.train is None:
+        log.info("no data.train: tokenizing the Python standard library's source")
+        made = prepare_default(run_dir / DATA, config.model.vocab_size or 0)
+        data = data.model_copy(update={"train": made.prefix, "tokenizer": made.tokenizer})
+    if data.tokenizer is not None:
+        end_token, _ = end_of_document(load_tokenizer(data.tokenizer), data.tokenizer)
+        copy_tokenizer(data.tokenizer, run_dir / TOKENIZER, end_token)
+    return config.model_copy(update={"data": data})
+
+
+def _resume(config: Config, sizes: BatchSizes, world_size: int, checkpoint: Path) -> Start:
+    manifest = read(checkpoint)
+    check_model(manifest, config.model, checkpoint)
+    _check_order(manifest, config, sizes, checkpoint)
+    _log_changes(manifest, config)
+    changes = layout_changes(manifest.layout, Layout.of(config, world_size))
+    store = None
+    if changes:
+        said = ", ".join(f"{change.key} {change.saved} -> {change.wanted}" for change in changes)
+        log.warning("%s was written at another layout (%s): converting it", checkpoint.name, said)
+        store = config.run.dir / CONVERTED / checkpoint.name
+        store.parent.mkdir(exist_ok=True)
+        convert(checkpoint, store)
+    return Start(config, checkpoint, store, manifest.step)
+
+
+def _check_order(manifest: Manifest, config: Config, sizes: BatchSizes, checkpoint: Path) -> None:
+    """What fixes the order of the samples must stay, or samples would be repeated and left out in silence."""
+    saved = manifest.config
+    wanted = {
+        "run.seed": (saved["run"]["seed"], config.run.seed),
+        "data.sequence_length": (saved["data"]["sequence_length"], config.data.sequence_length),
+        "batch.global_batch_size": (manifest.samples // manifest.step, sizes.global_batch_size),
+    }
+    problems = [
+        f"{key}: {now}, but {checkpoint} was trained with {before}, and the order of the samples hangs on it; "
+        f"set it to {before}, or choose another run.dir"
+        for key, (before, now) in wanted.items()
+        if before != now
+    ]
+    if problems:
+        raise UserError(problems)
+
+
+def _log_changes(manifest: Manifest, config: Config) -> None:
+    now = config.model_dump(mode="json")
+    for section, values in manifest.config.items():
+        if isinstance(values, dict):
+            for key, before in values.items():
+                if key in now[section] and now[section][key] != before:
+                    log.info("changed since the checkpoint: %s.%s %s -> %s", section, key, before, now[section][key])
