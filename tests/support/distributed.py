@@ -41,7 +41,7 @@ Backend = Literal["deepspeed", "torch", "none"]
 
 TESTS = Path(__file__).resolve().parent.parent
 GRACE = 3.0  # seconds that the other ranks get to answer after one has failed
-SHOWN_OUTPUT = 6000  # characters of each rank's output that a failure shows
+SHOWN_OUTPUT = 20000  # characters of each rank's output that a failure shows
 
 
 class WorkerError(AssertionError):
