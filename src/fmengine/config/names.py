@@ -92,7 +92,7 @@ def suggestion(key: KeyPath) -> str:
     name, section = str(key[-1]).lower().replace("-", "_"), key[:-1]
     names = _by_name()
     here = [other for other, keys in names.items() if any(real[:-1] == section for real in keys)]
-    for candidates in ([name] if name in here else [], here, [name] if name in names else [], list(names)):
+    for candidates in (here, list(names)):
         close = difflib.get_close_matches(name, candidates, n=1, cutoff=CLOSE)
         if close:
             keys = sorted(names[close[0]], key=lambda real: real[:-1] != section)
