@@ -11,7 +11,9 @@ import pytest
 
 from fmengine import __version__, cli
 from fmengine.cli import COMMANDS, main
+from fmengine.commands import train
 from fmengine.errors import UserError
+from fmengine.launch.local import worker_environ
 from support.configs import MODEL, write_config
 
 COSTLY = ("torch", "pydantic", "ruamel", "rich", "transformers", "deepspeed", "numpy", "tokenizers")
@@ -214,3 +216,13 @@ def test_the_schema_knows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert schema["$defs"]["OptimizerConfig"]["properties"]["learning_rate"]["exclusiveMinimum"] == 0
     sections = [body for name, body in schema["$defs"].items() if name.endswith("Config")]
     assert all("description" in key for section in sections for key in section["properties"].values())
+
+
+def test_a_local_worker_takes_its_parents_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.os, "environ", {"CUDA_VISIBLE_DEVICES": "", **worker_environ({}, 1, 2, 2345)})
+    monkeypatch.setattr(train, "_work", lambda args, ranks: ranks.rank)
+    assert main(["train", "--workers", "2"]) == 1
+    assert main(["train", "--workers", "3"]) == 2
+    assert "--workers 3: this process is rank 1 of a run already (torchrun)" in capsys.readouterr().err

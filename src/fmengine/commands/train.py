@@ -50,8 +50,9 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     gpus = count_gpus(environ)
     ranks = detect(environ, gpus=gpus)
     if ranks.rank is not None:
-        if args.workers is not None:
-            raise UserError(f"--workers: this process is rank {ranks.rank} of a run already ({ranks.source}); leave it")
+        if args.workers not in (None, ranks.local_world_size):  # a local worker has its parent's arguments
+            text = f"this process is rank {ranks.rank} of a run already ({ranks.source})"
+            raise UserError(f"--workers {args.workers}: {text}; leave it out")
         return _work(args, ranks)
     workers = args.workers or ranks.world_size
     if workers == 1:

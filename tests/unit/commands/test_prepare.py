@@ -14,7 +14,7 @@ from fmengine.errors import UserError
 def run(*arguments: object) -> int:
     parser = argparse.ArgumentParser()
     prepare.add_arguments(parser)
-    return prepare.run(parser.parse_args([str(argument) for argument in arguments]))
+    return prepare.run(parser.parse_args([str(argument) for argument in arguments]), {})
 
 
 @pytest.fixture
