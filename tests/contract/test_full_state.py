@@ -42,7 +42,7 @@ def layout_facts() -> dict[tuple[int, str], dict[str, Any]]:
         link_moments(engine)
         relinked = gathered(linked_moments(parameters))
         parameter = parameters["second.weight"]
-        before = engine.module.second.weight.detach().clone()
+        before = forward_copy(parameter)
         safe_set_full_fp32_param(parameter, torch.full((6, 7), 3.0))
         facts[stage, precision] = {
             "optimizer": type(engine.optimizer).__name__,
@@ -52,10 +52,20 @@ def layout_facts() -> dict[tuple[int, str], dict[str, Any]]:
             "relinked": relinked,
             "weight": safe_get_full_fp32_param(parameter),
             "moment": safe_get_full_optimizer_state(parameter, "exp_avg"),
-            "low precision unchanged": torch.equal(before, engine.module.second.weight.detach()),
+            "low precision unchanged": torch.equal(before, forward_copy(parameter)),
             "steps": [values["step"] for values in base_optimizer(engine).state.values()],
         }
     return facts
+
+
+def forward_copy(parameter: Any) -> torch.Tensor:
+    """What the forward uses, whole."""
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter] if hasattr(parameter, "ds_id") else []):
+        whole = parameter.detach().clone()
+    assert whole.shape == (6, 7)
+    return whole
 
 
 def linked_moments(parameters: dict[str, Any]) -> dict[str, list[str]]:

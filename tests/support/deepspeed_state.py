@@ -79,10 +79,10 @@ def _write_zero12(parameter: nn.Parameter, values: dict[str, Tensor]) -> None:
 
 
 def _write_zero3(parameter: Any, values: dict[str, Tensor]) -> None:
+    import deepspeed
     from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
-    from deepspeed.zero import GatheredParameters
 
-    with GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
         parameter.copy_(values["weight"])  # what the forward uses; the setters below leave it as it was
 
     def slice_of_this_rank(full: Tensor) -> Tensor:

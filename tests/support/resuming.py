@@ -61,6 +61,11 @@ def state_of(engine: Any, plan: Any) -> dict[str, torch.Tensor]:
     """Full fp32 weights and moments of this rank's parameters (its shards, under tensor parallelism)."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+    optimizer = engine._engine.optimizer
+    if hasattr(optimizer, "_hp_optimizer_states_linked"):
+        # ZeRO-1/2 links at the first group's first step, and so leaves the second group's moments unlinked
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
     state = {}
     for name, parameter in engine._state.parameters().items():
         if plan.config.parallel.zero_stage == 0:
