@@ -103,6 +103,8 @@ def test_killed_at_every_operation(tmp_path: Path, after: bool) -> None:
                 assert faults.count <= fail_at
                 break
         assert_whole(run, {1, 2})
+        save_step(run, 2, keep=1)  # where a resumed run comes by again, whatever the killed save left of it
+        assert_whole(run, {2})
         save_step(run, 3, keep=1)
         assert_whole(run, {3})
         assert names(run) == ["latest", "step-00000003"]
