@@ -4,7 +4,6 @@ Nothing here is collective: a full disk, a broken checkpoint or a long conversio
 other can time out waiting for it.
 """
 
-import io
 import logging
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from fmengine.checkpoint.find import CHECKPOINTS, find_newest
 from fmengine.checkpoint.manifest import Layout, Manifest, check_model, layout_changes, read
 from fmengine.checkpoint.store import convert
 from fmengine.config.batch import BatchSizes
+from fmengine.config.dump import dump
 from fmengine.config.schema import Config
 from fmengine.errors import UserError
 
@@ -59,19 +59,8 @@ def prepare_run(config: Config, sizes: BatchSizes, world_size: int, *, fresh: bo
     config = _with_data(config)
     newest = find_newest(run_dir, full=True)
     start = Start(config, None, None, 0) if newest is None else _resume(config, sizes, world_size, newest)
-    write_atomic(run_dir / CONFIG, as_yaml(config))
+    write_atomic(run_dir / CONFIG, dump(config))
     return start
-
-
-def as_yaml(config: Config) -> str:
-    """The config as a file that `config.load` reads."""
-    from ruamel.yaml import YAML
-
-    stream = io.StringIO()
-    yaml = YAML(typ="safe")
-    yaml.default_flow_style = False
-    yaml.dump(config.model_dump(mode="json", exclude_none=True), stream)
-    return stream.getvalue()
 
 
 def _put_aside(run_dir: Path) -> None:

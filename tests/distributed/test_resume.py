@@ -1,0 +1,82 @@
+"""A run that is killed and goes on is the undisturbed run: bit for bit at its layout, to rounding at another."""
+
+import pytest
+import torch
+
+from fmengine.checkpoint.store import convert
+from support.distributed import WorkerPool
+from support.resuming import (
+    HALF,
+    checkpoint_of,
+    make_data,
+    second_half,
+    second_half_from_store,
+    straight_and_first_half,
+)
+from support.training import Case
+
+ACCUMULATE = {"micro_batch_size": 2}  # 8 rows over two ranks: accumulation 2
+SAME = [
+    *(Case({"zero_stage": stage}, precision="bf16", **ACCUMULATE) for stage in (1, 2, 3)),
+    Case({"zero_stage": 0}, **ACCUMULATE),
+    Case({"zero_stage": 1, "pipeline_parallel_size": 2}, precision="bf16", **ACCUMULATE),
+]
+
+
+def test_killed_and_resumed_is_bit_identical(tmp_path):
+    """bf16 with fp32 accumulation, accumulation 2, two ranks, ZeRO 1-3, in the middle of epoch 2; kill -9 between."""
+    prefix = make_data(tmp_path)
+    with WorkerPool(2) as pool:
+        straight = pool.run(straight_and_first_half, SAME, prefix, tmp_path)
+        # leaving the block kills the processes with SIGKILL
+    with WorkerPool(2) as pool:
+        resumed = pool.run(second_half, SAME, prefix, tmp_path)
+    for rank in (0, 1):
+        for case, (steps, state), (again, state_again) in zip(SAME, straight[rank], resumed[rank], strict=True):
+            assert again == steps[HALF:], case
+            assert state.keys() == state_again.keys()
+            for name, value in state.items():
+                assert torch.equal(value, state_again[name]), (case, name)
+
+
+CROSSINGS = [
+    (Case({"zero_stage": 1}, **ACCUMULATE), Case({"zero_stage": 3}, **ACCUMULATE)),
+    (Case({"zero_stage": 3}, **ACCUMULATE), Case({"zero_stage": 2}, **ACCUMULATE)),
+    (Case({"zero_stage": 1, "pipeline_parallel_size": 2}, **ACCUMULATE), Case({"zero_stage": 1}, **ACCUMULATE)),
+    (Case({"zero_stage": 2}, **ACCUMULATE), Case({"zero_stage": 1, "pipeline_parallel_size": 2}, **ACCUMULATE)),
+    (Case({"zero_stage": 0}, **ACCUMULATE), Case({"zero_stage": 1}, **ACCUMULATE)),
+    (
+        Case({"zero_stage": 1, "pipeline_parallel_size": 2}, options={"tie_word_embeddings": True}, **ACCUMULATE),
+        Case({"zero_stage": 0}, options={"tie_word_embeddings": True}, **ACCUMULATE),
+    ),
+]
+
+
+def test_a_checkpoint_crosses_layouts(tmp_path):
+    """The run goes on at another layout, and is the straight run to fp32's rounding."""
+    prefix = make_data(tmp_path)
+    with WorkerPool(2) as pool:
+        before = [first for first, _ in CROSSINGS]
+        straight = pool.run(straight_and_first_half, before, prefix, tmp_path)[0]
+        for number in range(len(CROSSINGS)):
+            run = tmp_path / str(number)
+            convert(checkpoint_of(run), run / "converted")
+        crossed = pool.run(second_half_from_store, [after for _, after in CROSSINGS], prefix, tmp_path)[0]
+    for (first, second), (steps, _), again in zip(CROSSINGS, straight, crossed, strict=True):
+        for expected, found in zip(steps[HALF:], again, strict=True):
+            assert found == pytest.approx(expected, rel=1e-4), (first.parallel, second.parallel)
+
+
+def test_a_checkpoint_crosses_to_tensor_parallel_and_back(tmp_path):
+    """ZeRO-1 to TP 2, and TP 2 to ZeRO-3; AutoTP's groups are process globals, so each side has its own processes."""
+    prefix = make_data(tmp_path)
+    zero, tensor = Case({"zero_stage": 1}, **ACCUMULATE), Case({"zero_stage": 1, "tensor_parallel_size": 2})
+    for first, second in ((zero, tensor), (tensor, Case({"zero_stage": 3}, **ACCUMULATE))):
+        run = tmp_path / first.parallel.get("tensor_parallel_size", 1).__str__()
+        with WorkerPool(2) as pool:
+            ((steps, _),) = pool.run(straight_and_first_half, [first], prefix, run)[0]
+        convert(checkpoint_of(run / "0"), run / "0" / "converted")
+        with WorkerPool(2) as pool:
+            (again,) = pool.run(second_half_from_store, [second], prefix, run)[0]
+        for expected, found in zip(steps[HALF:], again, strict=True):
+            assert found == pytest.approx(expected, rel=1e-4)
