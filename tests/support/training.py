@@ -167,11 +167,9 @@ def plain_loop(case: Case) -> dict[str, Any]:
 
     config = case.config()
     model = hf_model(config)
-    decayed = [p for n, p in model.named_parameters() if p.ndim > 1 and "embed" not in n.replace("embed_out", "")]
-    plain = [p for p in model.parameters() if all(p is not other for other in decayed)]
     settings = config.optimizer
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        decay_groups(model, settings.weight_decay),
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.eps,
@@ -192,8 +190,15 @@ def plain_loop(case: Case) -> dict[str, Any]:
     return {"steps": steps, "eval": (float(loss_sum), targets)}
 
 
-def hf_model(config: Config) -> Any:
-    """Transformers' model under the same initial weights."""
+def decay_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """The optimizer's groups for Transformers' model: matrices decay; norms, biases and the embedding do not."""
+    decayed = [p for n, p in model.named_parameters() if p.ndim > 1 and "embed" not in n.replace("embed_out", "")]
+    plain = [p for p in model.parameters() if all(p is not other for other in decayed)]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+
+
+def hf_model(config: Config, attention: str = "eager") -> Any:
+    """Transformers' float32 model under the same initial weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from fmengine.models.hf import to_hf, write_config
@@ -202,7 +207,7 @@ def hf_model(config: Config) -> Any:
 
     written = write_config(config.model)
     model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**written), dtype=torch.float32, attn_implementation="eager"
+        AutoConfig.for_model(**written), dtype=torch.float32, attn_implementation=attention
     )
     source = from_seed(config.model, config.run.seed)
     state: dict[str, Tensor] = {}

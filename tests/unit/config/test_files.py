@@ -100,12 +100,6 @@ def test_a_run_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"cannot write in {tmp_path}: {os.strerror(code)}" in text
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes where the mode forbids it")
-def test_a_folder_without_write_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    assert "cannot write" in mistakes(config(tmp_path))[0][1]
-
-
 def test_a_disk_without_room_for_one_checkpoint_more_than_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

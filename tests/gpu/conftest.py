@@ -1,0 +1,9 @@
+"""Tests of a GPU machine; `make gpu-test` runs them. Where there is no GPU they fail, they are never skipped."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _gpu():
+    assert torch.cuda.is_available(), "tests/gpu needs a GPU; `make test` is the command for a machine without one"
