@@ -4,6 +4,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
+@pytest.fixture(scope="session", autouse=True)
+def gpu():
     assert torch.cuda.is_available(), "tests/gpu needs a GPU; `make test` is the command for a machine without one"

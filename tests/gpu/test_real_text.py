@@ -6,12 +6,14 @@ float32 weights, torch.autocast to bf16, SDPA under the block-diagonal mask, Ada
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from fmengine.batch import IGNORE_INDEX, Batch
+from fmengine.commands.train import library_variables
 from fmengine.config.batch import solve
 from fmengine.config.resolve import resolve
 from fmengine.config.schema import Config
@@ -21,10 +23,10 @@ from fmengine.data.tokens import TokenReader
 from fmengine.engine import process_group
 from fmengine.engine.build import Build, build
 from fmengine.kernels.attention import document_mask
+from fmengine.launch.local import alone
 from fmengine.models.weights import from_seed
 from fmengine.parallel import Topology
 from fmengine.schedule import learning_rate
-from support.distributed import free_port
 from support.training import decay_groups, hf_model
 
 STEPS = 200
@@ -62,15 +64,13 @@ def text(tmp_path_factory) -> TokenReader:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _group(_gpu_module):
-    process_group.start(rank=0, world_size=1, device=DEVICE, init_method=f"tcp://127.0.0.1:{free_port()}")
+def _group(gpu):
+    ranks = alone(gpus=1)
+    os.environ.update(library_variables(ranks, os.environ))
+    address = f"tcp://{ranks.master_addr}:{ranks.master_port}"
+    process_group.start(rank=0, world_size=1, device=DEVICE, init_method=address)
     yield
     process_group.stop()
-
-
-@pytest.fixture(scope="module")
-def _gpu_module():
-    assert torch.cuda.is_available(), "tests/gpu needs a GPU"
 
 
 @pytest.mark.parametrize("family", ["llama", "neox"])
