@@ -63,7 +63,7 @@ def forward_copy(parameter: Any) -> torch.Tensor:
     import deepspeed
 
     with deepspeed.zero.GatheredParameters([parameter] if hasattr(parameter, "ds_id") else []):
-        whole = parameter.detach().clone()
+        whole: torch.Tensor = parameter.detach().clone()
     assert whole.shape == (6, 7)
     return whole
 

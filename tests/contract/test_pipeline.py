@@ -1,7 +1,6 @@
 """DeepSpeed's pipeline: stages, loss scale, norms, state, and what it does not go with."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,46 +9,16 @@ from torch import Tensor, nn
 
 from support.deepspeed_state import base_optimizer, read_state, write_state
 from support.distributed import WorkerPool
-from support.tiny import FEATURES, HIDDEN, adamw, config, micro_batch
+from support.tiny import adamw, micro_batch, tiny_engine
+from support.tiny_pipeline import pipeline, plain_layers, summed_error
 
-SIZES = (FEATURES, HIDDEN, HIDDEN, FEATURES)
 Pools = Callable[..., WorkerPool]
 
 
-class Layer(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs, outputs)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.tanh(self.linear(hidden.to(self.linear.weight.dtype)))
-
-
-def summed_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.float() - targets).square().sum()
-
-
-def plain_layers() -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(*(Layer(*sizes) for sizes in pairwise(SIZES)))
-
-
-def pipeline(
-    stage: int, precision: str = "fp32", *, method: str = "uniform", seed: int = 0, stages: int = 2, **keys: Any
-) -> Any:
-    """A pipeline engine over `plain_layers`, the same weights whoever builds which layer."""
-    import deepspeed
-    from deepspeed.pipe import LayerSpec, PipelineModule
-
-    layers = [LayerSpec(Layer, *sizes) for sizes in pairwise(SIZES)]
-    module = PipelineModule(layers=layers, num_stages=stages, loss_fn=summed_error, partition_method=method)
-    whole = dict(plain_layers().named_parameters())
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(whole[name] + seed)
-    engine, *_ = deepspeed.initialize(model=module, optimizer=adamw(module), config=config(stage, precision, **keys))
-    return engine
+@pytest.fixture(scope="module")
+def pipeline_workers(workers: Pools) -> WorkerPool:
+    """Processes of their own: a pipeline leaves its mpu in a global of DeepSpeed's, see the last test."""
+    return workers(2, "pipeline")
 
 
 def raised(build: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -69,9 +38,9 @@ def refusals() -> dict[str, str]:
     }
 
 
-def test_what_a_pipeline_refuses(workers: Pools) -> None:
+def test_what_a_pipeline_refuses(pipeline_workers: WorkerPool) -> None:
     """ZeRO-2 and 3; bf16 with fp32 accumulation without ZeRO-1; the partition method "profile" does not exist."""
-    answers = workers(2).run(refusals)[0]
+    answers = pipeline_workers.run(refusals)[0]
     assert "incompatible with pipeline" in answers["zero 2"]
     assert "incompatible with pipeline" in answers["zero 3"]
     assert "unsupported mix" in answers["bf16 zero 0"]
@@ -112,26 +81,26 @@ def moments_of(results: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("stage", "precision", "clipping"), [(0, "fp32", 0.0), (1, "fp32", 1.0), (1, "bf16", 1.0)])
 def test_the_last_stage_divides_the_loss_by_the_accumulation_steps(
-    workers: Pools, stage: int, precision: str, clipping: float
+    pipeline_workers: WorkerPool, stage: int, precision: str, clipping: float
 ) -> None:
     """Always: the reported loss and the gradient are means over micro-batches. At ZeRO-1 clipping and the reported
     norm (before clipping) are over all stages; ZeRO-0 reports none. The names that `module.named_parameters()` gives
     begin with the layer's global index.
     """
-    results = workers(2).run(trained, stage, precision, 2, clipping)
+    results = pipeline_workers.run(trained, stage, precision, 2, clipping)
     losses, norms, moments = plain(2, clipping)
     got = moments_of(results)
     assert set(got) == set(moments)
-    loose = {"rtol": 1e-4, "atol": 1e-6} if precision == "fp32" else {"rtol": 0.1, "atol": 3e-3}
+    relative, absolute = (1e-4, 1e-6) if precision == "fp32" else (0.1, 3e-3)
     for name, moment in moments.items():
-        torch.testing.assert_close(got[name], moment, **loose)
+        torch.testing.assert_close(got[name], moment, rtol=relative, atol=absolute)
     for result in results:
-        assert result["losses"] == pytest.approx(losses, rel=loose["rtol"])
+        assert result["losses"] == pytest.approx(losses, rel=relative)
         assert result["same groups"]
         if stage == 0:
             assert result["norms"] == [None, None]
         else:
-            assert [float(norm) for norm in result["norms"]] == pytest.approx(norms, rel=loose["rtol"])
+            assert [float(norm) for norm in result["norms"]] == pytest.approx(norms, rel=relative)
 
 
 def first_step(clipping: float) -> dict[str, Tensor]:
@@ -140,11 +109,11 @@ def first_step(clipping: float) -> dict[str, Tensor]:
     return {name: values["exp_avg"] / 0.1 for name, values in read_state(engine).items()}
 
 
-def test_zero0_clips_a_pipeline_by_the_first_stage_s_norm(workers: Pools) -> None:
+def test_zero0_clips_a_pipeline_by_the_first_stage_s_norm(pipeline_workers: WorkerPool) -> None:
     """In fp32 without ZeRO, `clip_grad_norm_` counts the parameters of the grid's model-parallel rank 0 alone, which
     is the first stage: the clipped gradient is too long. ZeRO-1 counts all.
     """
-    whole, clipped = ([*workers(2).run(first_step, clipping)] for clipping in (0.0, 1.0))
+    whole, clipped = ([*pipeline_workers.run(first_step, clipping)] for clipping in (0.0, 1.0))
     first_stage = torch.stack([gradient.norm() for gradient in whole[0].values()]).norm()
     for before, after in zip(whole, clipped, strict=True):
         for name, gradient in before.items():
@@ -165,9 +134,9 @@ def crossing(stage: int, precision: str) -> bool:
 
 
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "fp32"), (1, "bf16")])
-def test_full_state_goes_in_and_out_of_a_pipeline(workers: Pools, stage: int, precision: str) -> None:
+def test_full_state_goes_in_and_out_of_a_pipeline(pipeline_workers: WorkerPool, stage: int, precision: str) -> None:
     """The recipe of support.deepspeed_state holds there too, each stage for its own layers, bit for bit."""
-    assert workers(2).run(crossing, stage, precision) == [True, True]
+    assert pipeline_workers.run(crossing, stage, precision) == [True, True]
 
 
 def autotp_replaces_the_mpu() -> dict[str, Any]:
@@ -198,6 +167,20 @@ def stage_bounds(method: str) -> Sequence[int]:
     return [int(bound) for bound in pipeline(0, method=method).module.parts]
 
 
-def test_uniform_stages_put_the_larger_part_first(workers: Pools) -> None:
+def test_uniform_stages_put_the_larger_part_first(pipeline_workers: WorkerPool) -> None:
     """Three layers on two stages: two and one; `parts` are bounds in global layer numbers."""
-    assert workers(2).run(stage_bounds, "uniform") == [[0, 2, 3]] * 2
+    assert pipeline_workers.run(stage_bounds, "uniform") == [[0, 2, 3]] * 2
+
+
+def engine_after_pipeline() -> str:
+    pipeline(0)
+    try:
+        tiny_engine(1)
+    except AttributeError as error:
+        return str(error)
+    return "built"
+
+
+def test_a_process_that_built_a_pipeline_builds_no_other_engine(pipeline_workers: WorkerPool) -> None:
+    """`deepspeed.utils.groups` remembers the pipeline's mpu: an engine without one then asks None for its rank."""
+    assert "get_model_parallel_rank" in pipeline_workers.run(engine_after_pipeline)[0]

@@ -108,8 +108,8 @@ def test_autotp_equals_the_plain_run(ranks: Any) -> None:
             for name, moment in moments.items():
                 got, wanted = result["state"][name]["exp_avg"], shard(name, moment, rank)
                 where = f"rank {rank}, ZeRO-{stage}, {precision}, {name}"
-                tolerance = {"rtol": 0.1, "atol": 4e-3} if loose else {"rtol": 1e-4, "atol": 1e-6}
-                torch.testing.assert_close(got, wanted, **tolerance, msg=lambda text, at=where: f"{at}: {text}")
+                relative, absolute = (0.1, 4e-3) if loose else (1e-4, 1e-6)
+                assert torch.allclose(got, wanted, rtol=relative, atol=absolute), where
 
 
 def test_names_stay_and_unnamed_modules_stay_whole(ranks: Any) -> None:
@@ -121,6 +121,19 @@ def test_names_stay_and_unnamed_modules_stay_whole(ranks: Any) -> None:
         assert (kinds["embed"], kinds["norm"], kinds["lm_head"]) == ("Embedding", "LayerNorm", "Linear")
         assert result["sizes"] == (1, 2)
         assert result["state"]["layers.0.mlp.down.bias"]["weight"].shape == (WIDTH,)
+
+
+def attributes() -> tuple[int, int]:
+    attention = engine_at(1, "fp32").module.layers[0].attn
+    return attention.num_heads, attention.heads_of_model
+
+
+def test_autotp_divides_attributes_with_known_names(workers: Pools) -> None:
+    """On a module with sharded weights below it `num_heads`, `num_kv_heads`, `num_key_value_heads`, `hidden_size`,
+    `embed_dim` and others (AutoTP.update_mp_params) become the shard's; other names stay. Count heads from the
+    activation's width and neither matters.
+    """
+    assert workers(2, "tensor-parallel").run(attributes) == [(HEADS // 2, HEADS)] * 2
 
 
 def batch_sizes() -> dict[str, Any]:

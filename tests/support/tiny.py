@@ -22,7 +22,8 @@ class TinyNet(nn.Module):
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Inputs and targets [B, FEATURES] to a float32 scalar."""
         outputs = self.second(torch.tanh(self.norm(self.first(inputs.to(self.second.weight.dtype)))))
-        return (outputs.float() - targets).square().sum()
+        loss: Tensor = (outputs.float() - targets).square().sum()
+        return loss
 
 
 def tiny_net(seed: int = 0) -> TinyNet:
@@ -41,8 +42,11 @@ def micro_batch(step: int, micro: int = 0, rank: int = 0, size: int = 2) -> tupl
 
 def adamw(model: nn.Module, learning_rate: float = 1e-2) -> torch.optim.AdamW:
     """Torch's AdamW in two groups: matrices decay, vectors do not."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # cut by zero.Init, a parameter looks one-dimensional
+        (matrices if len(shape) > 1 else vectors).append(parameter)
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), eps=1e-8)
 

@@ -20,6 +20,7 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv = nn.Linear(WIDTH, (HEADS + 2 * KV_HEADS) * HEAD_DIM, bias=True)
         self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH, bias=False)
+        self.num_heads = self.heads_of_model = HEADS  # nothing reads them: to see what AutoTP does to attributes
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden [B, S, WIDTH] to the same shape."""
@@ -30,7 +31,8 @@ class Attention(nn.Module):
         qkv = qkv.view(*hidden.shape[:2], heads + 2 * kv_heads, HEAD_DIM).transpose(1, 2)
         query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return projected
 
 
 class GatedMlp(nn.Module):
@@ -44,7 +46,8 @@ class GatedMlp(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden [B, S, WIDTH] to the same shape."""
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(functional.silu(gate) * up)
+        projected: Tensor = self.down(functional.silu(gate) * up)
+        return projected
 
 
 class Block(nn.Module):
@@ -58,7 +61,8 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden [B, S, WIDTH] to the same shape."""
         hidden = hidden + self.attn(self.attn_norm(hidden))
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return hidden
 
 
 class TinyLM(nn.Module):
