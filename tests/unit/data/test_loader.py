@@ -168,3 +168,20 @@ def test_bytes_are_those_of_the_targets_of_all_ranks(tmp_path: Path, mask: bool)
     expected = int(lengths[targets[targets != IGNORE_INDEX].numpy()].sum())
     assert [rank.target_bytes(lengths) for rank in ranks] == [expected, expected]
     assert expected == 2 + 3 + 5 + 6 + 7 + 9 + 1 + 2 + 3 + 4 + (0 if mask else 4 + 8)
+
+
+def test_bytes_do_not_depend_on_sequence_parallelism(tmp_path: Path) -> None:
+    reader = counting_data(tmp_path, 3)
+    parts = [
+        EvalLoader(
+            reader,
+            documents=range(1),
+            sequence_length=LENGTH,
+            eval_samples=3,
+            micro_batch_size=1,
+            topology=Topology(rank, 2, sequence_parallel_size=2),
+            vocab_size=10**6,
+        )
+        for rank in range(2)
+    ]
+    assert [part.target_bytes(np.arange(13)) for part in parts] == [sum(range(1, 13))] * 2
