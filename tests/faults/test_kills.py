@@ -1,0 +1,209 @@
+"""kill -9 at any moment: the run goes on from its last whole checkpoint and ends where an undisturbed one does."""
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fmengine.checkpoint.find import find_newest
+from fmengine.checkpoint.manifest import ENGINE, read
+from fmengine.checkpoint.reader import open_state
+from support.data import write_documents
+from support.distributed import worker_environment
+from support.faults import LIMIT, PHASES, Attempt, Child, Stop, Zygote, children_of
+
+KILLS = 30
+STEPS, INTERVAL = 90, 2
+"""More saves than `KILLS` attempts can make: at most two each."""
+
+CONFIG = f"""\
+model:
+  family: llama
+  vocab_size: 64
+  hidden_size: 32
+  num_hidden_layers: 2
+  num_attention_heads: 4
+data: {{train: data, sequence_length: 16}}
+batch: {{global_batch_size: 4}}
+optimizer: {{learning_rate: 1e-2}}
+train: {{steps: {STEPS}, precision: bf16}}
+checkpoint: {{interval: {INTERVAL}, keep: 1}}
+"""
+
+
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(0, 64, length).tolist() for length in generator.integers(5, 60, 40).tolist()]
+    write_documents(tmp_path / "data", documents, 64)
+    path = tmp_path / "train.yaml"
+    path.write_text(CONFIG.replace("train: data", f"train: {tmp_path / 'data'}"))
+    return path
+
+
+def attempt(config: Path, run: Path, stop: Stop | None = None) -> Attempt:
+    return Attempt(config, (f"run.dir={run}",), run.with_suffix(".log"), stop)
+
+
+def until_end(child: Child) -> tuple[dict[str, int], float]:
+    """What the last save did to the disk, and the seconds to the end of the second save."""
+    started, counts, saves, seconds = time.monotonic(), {}, 0, 0.0
+    while (event := child.event()) != ("ended",):
+        assert event is not None, "it hangs"
+        if event[0] == "saved":
+            counts, saves = event[1], saves + 1
+            seconds = seconds if saves > 2 else time.monotonic() - started
+    assert child.wait() == 0
+    return counts, seconds
+
+
+def kill_at_random(child: Child, delay: float) -> str:
+    """Kill after `delay` seconds or, on a machine that has become fast, after the second save."""
+    deadline, saves, where = time.monotonic() + delay, 0, "between saves"
+    while saves < 2 and (event := child.event(max(0.0, deadline - time.monotonic()))) is not None:
+        assert event != ("ended",), "it ended before it was killed"
+        saves += event[0] == "saved"
+        where = "in a save" if event[0] == "save" else "between saves"
+    assert child.kill() == -signal.SIGKILL
+    return where
+
+
+def kill_in_save(child: Child) -> str:
+    """Kill where the child stands still."""
+    while (event := child.event()) is None or event[0] != "stopped":
+        assert event not in (None, ("ended",)), "it did not come to the chosen operation"
+    assert child.kill() == -signal.SIGKILL
+    return str(event[1])
+
+
+def step_of(run: Path) -> int:
+    newest = find_newest(run, full=True)
+    return 0 if newest is None else read(newest).step
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Full fp32 weights and moments of the run's checkpoint."""
+    newest = find_newest(run, full=True)
+    assert newest is not None
+    state = open_state(newest / ENGINE, read(newest))
+    return {
+        f"{name} {number}": tensor
+        for name in state.names()
+        for number, tensor in enumerate((state.weight(name), *state.moments(name)))
+    }
+
+
+def rows(run: Path, kind: str) -> list[int]:
+    """Steps of the rows of metrics.jsonl."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in found if row["kind"] == kind]
+
+
+def test_thirty_kills_end_in_the_undisturbed_weights(config: Path, tmp_path: Path) -> None:
+    choose = random.Random(20)
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    with Zygote() as zygote:
+        counts, seconds = until_end(zygote.start(attempt(config, straight)))
+        assert set(counts) == set(PHASES)
+        phases = [PHASES[number % len(PHASES)] for number in range(KILLS // 2)]
+        plans: list[Stop | None] = [None] * (KILLS - len(phases))
+        plans += [Stop(choose.randrange(2), phase, choose.randrange(counts[phase])) for phase in phases]
+        choose.shuffle(plans)
+        landed: Counter[str] = Counter()
+        step = 0
+        for stop in plans:
+            child = zygote.start(attempt(config, killed, stop))
+            landed[kill_in_save(child) if stop else kill_at_random(child, choose.uniform(0, seconds))] += 1
+            before, step = step, step_of(killed)
+            assert step >= before, f"killed at {stop or 'random'}: {step} is left of {before}"
+        assert step < STEPS, "the run ended before the last kill"
+        until_end(zygote.start(attempt(config, killed)))
+    assert sum(landed.values()) == KILLS
+    assert all(landed[phase] for phase in PHASES)
+    expected, found = weights(straight), weights(killed)
+    assert found.keys() == expected.keys()
+    assert [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)] == []
+    assert rows(killed, "train") == rows(straight, "train") == list(range(1, STEPS + 1))
+    assert [path.name for path in (killed / "checkpoints").iterdir() if path.name.startswith(".")] == []
+
+
+class Command:
+    """`fmengine train` with two workers; its process tree is killed at the end, whatever happens."""
+
+    def __init__(self, config: Path, run: Path) -> None:
+        arguments = ["train", str(config), "--set", f"run.dir={run}", "--set", "train.steps=100000", "--workers", "2"]
+        environ = {key: value for key, value in worker_environment(0, 1, 0, {}).items() if key not in TORCHRUN}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fmengine", *arguments],
+            env=environ,
+            bufsize=0,  # `select` does not see what a buffer holds
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()  # the workers die with it
+        self.process.communicate()
+
+    def read_to(self, word: str) -> str:
+        """What it prints up to the first line with `word`."""
+        assert self.process.stdout is not None
+        text = ""
+        while word not in text:
+            assert select.select([self.process.stdout], [], [], LIMIT)[0], f"no {word!r} in: {text}"
+            line = self.process.stdout.readline().decode()
+            assert line, f"it ended without {word!r}: {text}"
+            text += line
+        return text
+
+    def tree(self) -> list[int]:
+        """A descriptor of each worker and of what it started, readable once that has ended; workers first."""
+        workers = children_of(self.process.pid)
+        assert len(workers) == 2
+        below = [child for worker in workers for child in children_of(worker)]
+        return [os.pidfd_open(pid) for pid in [*workers, *below]]
+
+
+def ended(process: int) -> bool:
+    return bool(select.select([process], [], [], LIMIT)[0])
+
+
+def test_two_workers_of_the_command(config: Path, tmp_path: Path) -> None:
+    """A worker killed: the command ends with its code. The command killed: its workers go too. Then it goes on."""
+    run = tmp_path / "run"
+    with Command(config, run) as command:
+        assert "starting" in command.read_to("checkpoint at step 4:")
+        tree = command.tree()
+        signal.pidfd_send_signal(tree[1], signal.SIGKILL)
+        _, errors = command.process.communicate(timeout=LIMIT)
+        assert command.process.returncode == 128 + signal.SIGKILL
+        assert b"rank 1 ended with exit code 137" in errors
+        assert b"Traceback" not in errors
+        assert all(ended(process) for process in tree)
+    step = step_of(run)
+    assert step >= 4
+    with Command(config, run) as command:
+        command.read_to(f"going on from step {step}:")
+        command.read_to(f"checkpoint at step {step + 2}:")
+        tree = command.tree()
+        command.process.kill()
+        assert all(ended(process) for process in tree)
+    assert step_of(run) >= step + 2
+    steps = rows(run, "train")
+    assert steps == list(range(1, len(steps) + 1))
