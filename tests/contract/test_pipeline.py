@@ -67,7 +67,7 @@ def plain(accumulation: int, clipping: float) -> tuple[list[float], list[float],
         optimizer.zero_grad()
         parts = [micro_batch(step, micro) for micro in range(accumulation)]
         loss = torch.stack([summed_error(model(inputs), targets) for inputs, targets in parts]).mean()
-        loss.backward()
+        torch.autograd.backward(loss)
         losses.append(float(loss.detach()))
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clipping or 1e30)))
         optimizer.step()

@@ -86,7 +86,7 @@ def shard(name: str, whole: Tensor, rank: int) -> Tensor:
     elif ".mlp.gate_up." in name:
         parts = [FEED_FORWARD, FEED_FORWARD]
     if parts is not None:
-        return torch.cat([part.chunk(2)[rank] for part in whole.split(parts)])
+        return torch.cat([part.chunk(2)[rank] for part in torch.split(whole, parts)])
     if name.endswith(("attn.out.weight", "mlp.down.weight")):
         return whole.chunk(2, dim=1)[rank]
     return whole

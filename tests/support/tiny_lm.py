@@ -61,8 +61,8 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden [B, S, WIDTH] to the same shape."""
         hidden = hidden + self.attn(self.attn_norm(hidden))
-        hidden = hidden + self.mlp(self.mlp_norm(hidden))
-        return hidden
+        added: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return added
 
 
 class TinyLM(nn.Module):
