@@ -19,8 +19,7 @@ from fmengine.checkpoint.find import find_newest
 from fmengine.checkpoint.manifest import ENGINE, read
 from fmengine.checkpoint.reader import open_state
 from support.data import write_documents
-from support.distributed import worker_environment
-from support.faults import LIMIT, PHASES, Attempt, Child, Stop, Zygote, children_of
+from support.faults import LIMIT, PHASES, Attempt, Child, Stop, Zygote, children_of, command_environment
 
 KILLS = 30
 STEPS, INTERVAL = 90, 2
@@ -41,9 +40,6 @@ checkpoint: {{interval: {INTERVAL}, keep: 1}}
 """
 
 
-TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     generator = np.random.default_rng(0)
@@ -55,7 +51,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def attempt(config: Path, run: Path, stop: Stop | None = None) -> Attempt:
-    return Attempt(config, (f"run.dir={run}",), run.with_suffix(".log"), stop)
+    return Attempt(("train", str(config), "--set", f"run.dir={run}"), config.parent, stop)
 
 
 def until_end(child: Child) -> tuple[dict[str, int], float]:
@@ -145,10 +141,9 @@ class Command:
 
     def __init__(self, config: Path, run: Path) -> None:
         arguments = ["train", str(config), "--set", f"run.dir={run}", "--set", "train.steps=100000", "--workers", "2"]
-        environ = {key: value for key, value in worker_environment(0, 1, 0, {}).items() if key not in TORCHRUN}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fmengine", *arguments],
-            env=environ,
+            env=command_environment(),
             bufsize=0,  # `select` does not see what a buffer holds
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

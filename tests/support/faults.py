@@ -1,7 +1,7 @@
 """Runs that a test kills at a chosen moment, each started in milliseconds: a zygote forks them.
 
 A `Zygote` is one process that has imported torch, DeepSpeed and the engine, and has a single thread; for each
-`start` it forks a child that runs `fmengine.worker.work`. The child tells its test through a socket of its own:
+`start` it forks a child that runs `fmengine ARGUMENTS`. The child tells its test through a socket of its own:
 
     ("save",)                        it enters a save
     ("stopped", phase, operation)    it stands still before a disk operation of a save, as `Stop` asked; kill it
@@ -33,6 +33,7 @@ from support.worker import die_with_parent
 PHASES = ("prepare", "write", "publish", "delete")
 """Of a save: clearing what is left over; the engine's files written and flushed; manifest to `latest`; old ones."""
 
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MESSAGE = 1 << 16
 LIMIT = 60.0
 """Seconds that no event of a tiny run takes, on a busy machine."""
@@ -58,16 +59,23 @@ class Attempt:
     """What a child is to do.
 
     Attributes:
-        config: the config file.
-        sets: `--set` arguments.
-        log: file that takes the child's output.
+        arguments: of `fmengine`.
+        folder: current directory of the child; takes its output, in the files `stdout` and `stderr`.
         stop: where it stands still, if anywhere.
     """
 
-    config: Path
-    sets: tuple[str, ...]
-    log: Path
+    arguments: tuple[str, ...]
+    folder: Path
     stop: Stop | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
 
 
 class Child:
@@ -104,7 +112,7 @@ class Zygote:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "support.faults", str(theirs.fileno())],
-                env=worker_environment(0, 1, 0, {}),
+                env=command_environment(),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -122,6 +130,14 @@ class Zygote:
         with theirs:
             socket.send_fds(self._socket, [pickle.dumps(attempt)], [theirs.fileno()])
             return Child(self._receive(), ours, self._reap)
+
+    def run(self, folder: Path, *arguments: str | Path) -> Done:
+        """`fmengine ARGUMENTS` to its end, in a folder."""
+        child = self.start(Attempt(tuple(map(str, arguments)), folder))
+        while (event := child.event()) != ("ended",):
+            assert event is not None, f"fmengine {arguments} hangs"
+        code = child.wait()
+        return Done(code, (folder / "stdout").read_text(), (folder / "stderr").read_text())
 
     def _reap(self) -> int:
         self._socket.send(b"reap")
@@ -164,14 +180,17 @@ def main() -> None:
 
 
 def _be_child(attempt: Attempt, events: socket.socket) -> None:
-    code = 1
+    code: Any = 1
     try:
         die_with_parent()
-        with attempt.log.open("ab") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        _run(attempt, events)
-        code = 0
+        os.chdir(attempt.folder)
+        for descriptor, name in enumerate(("stdout", "stderr"), start=1):
+            with Path(name).open("wb") as file:
+                os.dup2(file.fileno(), descriptor)
+        sys.argv[1:] = attempt.arguments
+        code = _run(attempt, events)
+    except SystemExit as end:
+        code = end.code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -180,26 +199,11 @@ def _be_child(attempt: Attempt, events: socket.socket) -> None:
         os._exit(code)
 
 
-def _run(attempt: Attempt, events: socket.socket) -> None:
-    import torch
+def _run(attempt: Attempt, events: socket.socket) -> int:
+    from fmengine import cli, worker
 
-    from fmengine import worker
-    from fmengine.config.load import load
-    from fmengine.launch.local import free_port
-
-    worker.save = Operations(attempt.stop, events).watched(worker.save)  # type: ignore[assignment]
-    worker.work(
-        worker.Order(
-            config=load(attempt.config, attempt.sets),
-            rank=0,
-            world_size=1,
-            device=torch.device("cpu"),
-            init_method=f"tcp://127.0.0.1:{free_port()}",
-            fresh=False,
-            config_path=attempt.config,
-            command=["train", str(attempt.config)],
-        )
-    )
+    worker.save = Operations(attempt.stop, events).watched(worker.save)
+    return cli.main()
 
 
 class Operations:
@@ -223,7 +227,7 @@ class Operations:
             self.happens(f"open {file}")
             return Halved(original(file, mode, *args, **keys), self.happens)
 
-        io.open = opened  # type: ignore[assignment]
+        io.open = opened
 
     def watched(self, save: Callable[..., Path]) -> Callable[..., Path]:
         """`save`, with its operations counted."""
@@ -289,6 +293,11 @@ class Halved:
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
+
+
+def command_environment() -> dict[str, str]:
+    """Of a command on this machine: a worker's without the launcher's variables."""
+    return {key: value for key, value in worker_environment(0, 1, 0, {}).items() if key not in LAUNCHER}
 
 
 def children_of(pid: int) -> list[int]:
