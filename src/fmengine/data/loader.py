@@ -132,7 +132,7 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """The first windows of the validation documents in their own order, split over the data ranks.
+    """Windows of the validation documents, evenly spread over them and in their order, split over the data ranks.
 
     Iterating gives this rank's micro-batches; every rank has the same number of them, filled up with rows
     whose targets are all IGNORE_INDEX.
@@ -180,8 +180,12 @@ class EvalLoader:
         topology, rows = self._topology, np.arange(self._micro_batch_size)
         for number in range(len(self)):
             start = (number * topology.data_parallel_size + topology.data_rank) * self._micro_batch_size
-            windows = np.where(start + rows < self.num_samples, start + rows, PADDING)
+            windows = np.where(start + rows < self.num_samples, self._window(start + rows), PADDING)
             yield make_batch(self._windows.read(windows), self._packing)
+
+    def _window(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Window number of each sample number."""
+        return samples * len(self._windows) // self.num_samples
 
     def target_bytes(self, byte_lengths: NDArray[np.integer[Any]]) -> int:
         """Bytes of text in the targets of the whole set (all ranks'), for bits per byte.
@@ -193,7 +197,7 @@ class EvalLoader:
         table[: len(byte_lengths)] = byte_lengths
         whole_rows = replace(self._packing, part=slice(None))
         total = 0
-        for window in range(self.num_samples):
+        for window in self._window(np.arange(self.num_samples)):
             targets = make_batch(self._windows.read(np.array([window])), whole_rows).targets.numpy()
             total += int(table[targets[targets != IGNORE_INDEX]].sum())
         return total
