@@ -1,5 +1,6 @@
 """Every engine equals a plain PyTorch + Transformers loop: same batches, same weights, clipping active."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,3 +52,24 @@ def test_model_parallel_equals_one_process(workers, name):
     for number, case in enumerate(cases):
         print(case)
         assert_equal([rank[number] for rank in by_rank], plain_loop(case))
+
+
+PLAIN = Case({"zero_stage": 1}, micro_batch_size=4, precision="bf16")
+
+
+@pytest.mark.parametrize("name", ["pipeline", "tensor", "sequence"])
+def test_model_parallel_in_bf16_follows_zero_1(workers, name):
+    """bf16 rounds by layout, so the bound is bf16's: 1 % for losses and 5 % for norms, all of 10 steps."""
+    expected = workers(2).run(run_cases, [PLAIN])[0][0]["steps"]
+    case = Case({f"{name}_parallel_size": 2, "zero_stage": 1}, micro_batch_size=4, precision="bf16")
+    for rank in workers(2, name).run(run_cases, [case]):
+        for ours, theirs in zip(rank[0]["steps"], expected, strict=True):
+            assert ours[0] == pytest.approx(theirs[0], rel=1e-2)
+            assert ours[1] == pytest.approx(theirs[1], rel=5e-2)
+
+
+def test_full_activation_checkpointing_changes_nothing(workers):
+    plain = [Case({"zero_stage": stage}, micro_batch_size=4, steps=3) for stage in (1, 3)]
+    by_rank = workers(2).run(run_cases, [*plain, *(replace(case, activation_checkpointing="full") for case in plain)])
+    for rank in by_rank:
+        assert rank[2:] == rank[:2]

@@ -63,6 +63,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     clipping: float = 0.25
+    activation_checkpointing: str = "none"
 
     def config(self) -> Config:
         """The whole config, resolved."""
@@ -75,7 +76,11 @@ class Case:
                 "parallel": self.parallel,
                 "optimizer": {"learning_rate": 3e-3, "gradient_clipping": self.clipping},
                 "schedule": {"warmup_steps": 3, "shape": "cosine"},
-                "train": {"steps": 30, "precision": self.precision},
+                "train": {
+                    "steps": 30,
+                    "precision": self.precision,
+                    "activation_checkpointing": self.activation_checkpointing,
+                },
             }
         )
         resolved, problems = resolve(config)

@@ -76,6 +76,8 @@ def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
 
     config = _check(args, ranks.world_size) if ranks.rank == 0 else load(args.config, args.sets)
     os.environ.update(library_variables(ranks, os.environ))
+    # with it DeepSpeed reduces through shared memory, whose kernel ignores process groups and spins for a dead rank
+    os.environ.pop("LOCAL_SIZE", None)
     from fmengine.worker import Order, work
 
     work(Order.of(config, ranks, fresh=args.fresh, config_path=args.config, command=sys.argv))

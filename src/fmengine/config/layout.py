@@ -41,13 +41,12 @@ def combination_problems(parallel: ParallelConfig, precision: str) -> list[Probl
 
 
 def tensor_problems(model: ModelConfig, size: int) -> list[Problem]:
-    """What tensor parallelism splits evenly: heads, key and value heads, the MLP and the vocabulary."""
+    """What tensor parallelism splits evenly: heads, key and value heads, the MLP (not the vocabulary)."""
     kv_heads = model.num_key_value_heads or model.num_attention_heads
     split = {
         "num_attention_heads": (model.num_attention_heads, "change either"),
         "num_key_value_heads": (kv_heads, "change either"),
         "intermediate_size": (model.intermediate_size, "change either"),
-        "vocab_size": (model.padded_vocab_size, f"set model.pad_vocab_to_multiple_of to a multiple of {size}"),
     }
     return [
         problem(f"model.{name}", f"{value} is not divisible by tensor_parallel_size {size}; {advice}")

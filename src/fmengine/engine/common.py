@@ -54,11 +54,13 @@ class DeepSpeedCheckpointing:
         """Take up what `save` wrote at the same layout.
 
         Raises:
-            UserError: DeepSpeed found no state there.
+            UserError: there is none.
         """
-        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
-        if path is None:
-            raise UserError(f"{folder}: DeepSpeed found no state in this checkpoint; resume from another one")
+        if not (folder / TAG).is_dir():
+            raise UserError(
+                f"{folder / TAG}: no such folder, so no state to go on from; resume from another checkpoint"
+            )
+        self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
 
     def restore(self, state: Any, split: Callable[[str, Tensor], Tensor]) -> None:
         """Take up per-parameter state that any layout wrote.

@@ -1,6 +1,7 @@
 """torch.distributed and DeepSpeed's view of it, started once from explicit ranks."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,14 +45,31 @@ def model_parallel_unit(topology: Topology) -> Any:
     ranks out of ZeRO's reduction. Tensor parallelism: DeepSpeed's `groups`. Both pinned in tests/contract.
     """
     if topology.sequence_parallel_size > 1:
-        from deepspeed.runtime.sequence_parallel import parallel_state_sp
-
-        if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
-            parallel_state_sp.initialize_sequence_parallel(topology.sequence_parallel_size)
-        return parallel_state_sp
+        return _sequence_unit(topology)
     if topology.tensor_parallel_size > 1 and topology.pipeline_parallel_size == 1:
         from deepspeed.utils import groups
 
         groups._init_tp_mesh_device(tensor_model_parallel_size=topology.tensor_parallel_size)
         return groups
     return None
+
+
+def _sequence_unit(topology: Topology) -> Any:
+    """`parallel_state_sp` without its alias of model-parallel to the sequence group.
+
+    With the alias DeepSpeed's bf16 optimizer takes the sequence ranks for copies of one another, and finds no gradient
+    to clip on the second.
+    """
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp as state
+
+    if state._SEQUENCE_PARALLEL_GROUP is None:
+        state.initialize_sequence_parallel(topology.sequence_parallel_size)
+    alone = [dist.new_group([rank]) for rank in range(topology.world_size)][topology.rank]
+    sequence = {name: value for name, value in vars(state).items() if name.startswith("get_sequence")}
+    return SimpleNamespace(
+        **sequence,
+        initialize_sequence_parallel=state.initialize_sequence_parallel,  # by this name DeepSpeed knows a sequence mpu
+        get_model_parallel_rank=lambda: 0,
+        get_model_parallel_world_size=lambda: 1,
+        get_model_parallel_group=lambda: alone,
+    )

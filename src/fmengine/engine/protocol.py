@@ -19,7 +19,7 @@ class StepResult:
         grad_norm: global L2 norm before clipping, of the gradient of `loss` (float or scalar tensor).
         learning_rate: what this step's update used.
         target_tokens: int64 scalar, targets in the global batch.
-        skipped: True where fp16's loss scaler threw the step away (never in bf16 or fp32).
+        skipped: True where DeepSpeed threw the step away: fp16's loss scaler, or bf16 gradients that are not finite.
     """
 
     loss: Tensor

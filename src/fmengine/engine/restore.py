@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -83,16 +84,37 @@ def _write(
     moments: dict[str, Tensor],
     sharded: bool,
 ) -> None:
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-    device = base.param_groups[0]["params"][0].device if base.param_groups[0]["params"] else weight.device
+    """One parameter's state; the setters leave the weights that the forward pass uses as they were."""
+    if hasattr(parameter, "ds_id"):
+        _write_zero3(parameter, weight, moments)
+        return
+    parameter.copy_(weight)
     if not sharded:
-        parameter.copy_(weight)
         for key, value in moments.items():
             base.state[parameter][key].copy_(value)
         return
-    if not hasattr(parameter, "ds_id"):
-        parameter.copy_(weight)  # ZeRO-3 writes its low-precision copy itself
-    safe_set_full_fp32_param(parameter, weight.to(device))
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    safe_set_full_fp32_param(parameter, weight.to(parameter.device))
     for key, value in moments.items():
-        safe_set_full_optimizer_state(parameter, value.to(device), key)
+        safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
+
+
+def _write_zero3(parameter: Any, weight: Tensor, moments: dict[str, Tensor]) -> None:
+    import deepspeed
+    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        parameter.copy_(weight)
+    group = parameter.ds_process_group
+    size, rank, ranks = parameter.ds_tensor.numel(), dist.get_rank(group), dist.get_world_size(group)
+
+    def piece(full: Tensor) -> Tensor:
+        # the full setters fail on the last ranks where the ranks do not divide the parameter evenly
+        padded = torch.zeros(size * ranks, device=parameter.ds_tensor.device)
+        padded[: full.numel()] = full.flatten()
+        return padded[size * rank : size * (rank + 1)]
+
+    safe_set_local_fp32_param(parameter, piece(weight))
+    for key, value in moments.items():
+        safe_set_local_optimizer_state(parameter, piece(value), key)

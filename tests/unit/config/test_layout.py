@@ -60,8 +60,7 @@ def test_refused_layouts_say_why(parallel: dict[str, int], key: str, words: str)
         (["model.num_attention_heads=2"], {"model.num_attention_heads"}),
         (["model.num_key_value_heads=2"], {"model.num_key_value_heads"}),
         (["model.intermediate_size=510"], {"model.intermediate_size"}),
-        (["model.vocab_size=4094"], {"model.vocab_size"}),
-        (["model.vocab_size=4094", "model.pad_vocab_to_multiple_of=8"], set()),
+        (["model.vocab_size=4094"], set()),
         (["model.family=neox", "model.num_attention_heads=2"], {"model.num_attention_heads"}),
     ],
 )
