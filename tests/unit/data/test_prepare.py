@@ -32,6 +32,7 @@ def documents(prefix: Path, tokenizer: Tokenizer) -> list[str]:
     for number in range(reader.num_documents):
         ids = reader.tokens(reader.document_start(number), reader.document_start(number + 1)).tolist()
         assert ids.pop() == end
+        assert end not in ids
         texts.append(tokenizer.decode(ids))
     return texts
 
@@ -89,7 +90,7 @@ def test_a_killed_worker_is_an_error_and_leaves_nothing(
 
     with pytest.raises(UserError, match="worker process of prepare was killed"):
         prepare([tmp_path / "a.jsonl"], tokenizer_dir, tmp_path / "out" / "d", workers=2, on_progress=kill_one)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").glob("*")) == []
 
 
 GOOD = b'{"text": "good"}\n'
@@ -114,7 +115,7 @@ def test_a_bad_row_stops_by_file_and_line(tmp_path: Path, tokenizer_dir: Path, c
         prepare([tmp_path / "a.jsonl"], tokenizer_dir, tmp_path / "out" / "d")
     assert str(caught.value).startswith(f"{tmp_path}/{message}")
     assert "\n" not in str(caught.value)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").glob("*")) == []
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -155,7 +156,7 @@ def test_no_document_at_all_is_an_error(tmp_path: Path, tokenizer_dir: Path, dat
     (tmp_path / "a.jsonl").write_bytes(data)
     with pytest.raises(UserError, match="the input holds no document"):
         prepare([tmp_path / "a.jsonl"], tokenizer_dir, tmp_path / "out" / "d")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").glob("*")) == []
 
 
 def test_the_text_key_and_the_end_token_can_be_named(tmp_path: Path, tokenizer: Tokenizer, tokenizer_dir: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     with pytest.raises(UserError, match=r"d\.bin: No space left on device; nothing was kept"):
         prepare([tmp_path / "a.jsonl"], tokenizer_dir, tmp_path / "out" / "d")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").glob("*")) == []
 
 
 def test_memory_does_not_grow_with_the_documents(
