@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: `--help`, `--version`, or arguments that argparse refuses (code 2).
     """
+    _open_closed_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
     name = next((word for word in arguments if not word.startswith("-")), None)
     parser = build_parser(name)
@@ -88,7 +89,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _stdout_is_broken():  # some other pipe or socket: an error like any other
             raise
         return BROKEN_PIPE
+    except OSError as error:
+        place = error.filename or ("standard output" if _stdout_refuses() else None)
+        if place is None:
+            raise
+        print(f"fmengine: error: {place}: {error.strerror}", file=sys.stderr)
+        return 2
     return code
+
+
+def _open_closed_streams() -> None:
+    """Send a standard stream that was closed (`>&-`) nowhere, or the next file would be opened in its place."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _stdout_is_broken() -> bool:
@@ -103,6 +121,16 @@ def _stdout_is_broken() -> bool:
     if broken:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return broken
+
+
+def _stdout_refuses() -> bool:
+    """Whether our output cannot be written (a full disk); it then goes nowhere, for the flush at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def build_parser(name: str | None) -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ It is staged beside its place, compared with Transformers' own computation, and 
 that is there has passed.
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ def export(
 
     Args:
         checkpoint_or_run: a checkpoint, or a run folder for its newest whole one.
-        out: folder to make; it must be empty or missing unless `force`, which replaces it.
+        out: folder to make; it must be empty or missing unless `force`, which replaces a model's folder.
         dtype: a key of `DTYPES`.
         max_shard_size: bytes in a safetensors file; a larger tensor has a file of its own.
         verify_result: compare with Transformers before the folder appears.
@@ -114,12 +115,12 @@ def export_weights(
         if verify_result:
             check_export(staging, config, weights, DTYPES[dtype], report)
         _publish(staging, out)
-    except OSError as error:
-        remove_tree(staging)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # of a folder that refuses everything
+            remove_tree(staging)
+        if not isinstance(error, OSError):
+            raise
         raise UserError(f"{error.filename or out}: {error.strerror or error}; nothing was exported") from error
-    except BaseException:
-        remove_tree(staging)
-        raise
     report(f"exported   {out}" + ("" if verify_result else " (not verified)"))
 
 
@@ -128,6 +129,8 @@ def _check_target(out: Path, force: bool) -> None:
         raise UserError(f"{out}: is a file; give a folder")
     if out.is_dir() and any(out.iterdir()) and not force:
         raise UserError(f"{out}: not empty; give another folder, or --force to replace it")
+    if out.is_dir() and any(out.iterdir()) and not (out / "config.json").is_file():
+        raise UserError(f"{out}: holds no model, so --force does not replace it; give another folder")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Nothing here is collective: a full disk, a broken checkpoint or a long conversio
 other can time out waiting for it.
 """
 
+import itertools
 import logging
 import time
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from fmengine.errors import UserError
 
 log = logging.getLogger(__name__)
 
-DATA, TOKENIZER, CONFIG, CONVERTED = "data", "tokenizer", "config.yaml", "converted"
+DATA, TOKENIZER, CONFIG, CONVERTED, METRICS = "data", "tokenizer", "config.yaml", "converted", "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,15 @@ def prepare_run(config: Config, sizes: BatchSizes, world_size: int, *, fresh: bo
 def _put_aside(run_dir: Path) -> None:
     checkpoints = run_dir / CHECKPOINTS
     if checkpoints.exists():
-        aside = run_dir / f"{CHECKPOINTS}-until-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        name = f"{CHECKPOINTS}-until-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        aside = run_dir / name
+        for number in itertools.count(2):
+            if not aside.exists():
+                break
+            aside = run_dir / f"{name}-{number}"
         checkpoints.rename(aside)
+        if (run_dir / METRICS).exists():  # else a fresh start would cut off what was measured
+            (run_dir / METRICS).rename(aside / METRICS)
         log.warning("starting over: the older checkpoints are now in %s; remove it when you need the room", aside)
 
 

@@ -93,6 +93,10 @@ class Child:
         message = self._events.recv(MESSAGE)
         return pickle.loads(message) if message else ("ended",)
 
+    def go_on(self) -> None:
+        """Let a child that stands still go on."""
+        self._events.send(b"go on")
+
     def kill(self) -> int:
         """Kill -9, where it still lives; its exit code, negative for a signal."""
         os.kill(self.pid, signal.SIGKILL)  # it is not reaped before the next line, so this is no other process
@@ -254,7 +258,7 @@ class Operations:
         self._counts[self._phase] += 1
         if stop and self._saves >= stop.save and (self._phase, number) == (stop.phase, stop.operation):
             self._tell("stopped", self._phase, operation)
-            self._events.recv(1)  # nothing ever comes but SIGKILL
+            self._events.recv(MESSAGE)  # nothing comes but SIGKILL, or `go_on`
 
     def _counted(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **keys: Any) -> Any:

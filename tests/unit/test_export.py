@@ -238,6 +238,10 @@ def test_a_folder_that_is_not_empty_is_refused_without_force(tmp_path: Path) -> 
     with pytest.raises(UserError, match="not empty; give another folder, or --force"):
         export_weights(LLAMA, trained(LLAMA), None, out, report=quiet)
     assert [path.name for path in out.iterdir()] == ["precious"]
+    with pytest.raises(UserError, match="holds no model, so --force does not replace it"):
+        export_weights(LLAMA, trained(LLAMA), None, out, force=True, report=quiet)
+    assert [path.name for path in out.iterdir()] == ["precious"]
+    (out / "config.json").write_text("of an older export")
     export_weights(LLAMA, trained(LLAMA), None, out, verify_result=False, force=True, report=quiet)
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
 

@@ -51,6 +51,10 @@ class RunOwner:
     def check(self) -> None:
         """Raise UserError when the run folder is no longer this process's."""
         written = ""
+        if not self._path.exists():
+            raise UserError(
+                f"{self._path}: gone, and maybe the run folder with it; this process stops saving: start it again"
+            )
         if self._descriptor is not None:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(self._path.stat(), os.fstat(self._descriptor)):

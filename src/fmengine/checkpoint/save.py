@@ -5,6 +5,7 @@ delete what is older. Nothing is a checkpoint before its marker is there, and an
 marker before its first file.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -54,21 +55,35 @@ def save(
     """
     task = f"saving step {header.step}"
     target = run_dir / CHECKPOINTS / folder_name(header.step)
-    if agree_on_first(collective, lambda: _is_whole(target), task):
+    # compared byte for byte: a damaged one was passed over when the run started, and comes by here again
+    if agree_on_first(collective, lambda: _is_whole(target, full=True), task):
         log.warning("%s is already there and whole; left as it is", target)
         return target
     staging = agree_on_first(collective, lambda: _prepare(target, owner), task)
-    agree(collective, lambda: write(staging / ENGINE), task)
-    files = _hash_shares(staging, collective, task)
-    agree_on_first(collective, lambda: _finish(staging, target, header, files, keep, owner), task)
+    try:
+        agree(collective, lambda: write(staging / ENGINE), task)
+        files = _hash_shares(staging, collective, task)
+        agree_on_first(collective, lambda: _finish(staging, target, header, files, keep, owner), task)
+    except Exception:  # on every rank, so that nobody writes any more
+        if collective.rank == 0:
+            _give_room_back(staging, owner)
+        raise
     return target
 
 
-def _is_whole(target: Path) -> bool:
+def _give_room_back(staging: Path, owner: RunOwner | None) -> None:
+    """A save that failed on a full disk leaves it no fuller, unless another process is at work there by now."""
+    with contextlib.suppress(OSError, UserError):
+        if owner is not None:
+            owner.check()
+        remove_tree(staging)
+
+
+def _is_whole(target: Path, full: bool = False) -> bool:
     if not target.exists():
         return False
     try:
-        verify(target, full=False)
+        verify(target, full)
     except UserError:
         return False
     return True
@@ -145,6 +160,7 @@ def _delete_old(target: Path, step: int, keep: int) -> None:
 
 def _retire(folder: Path) -> None:
     """Delete a checkpoint so that a kill in the middle leaves something that is no checkpoint."""
-    (folder / COMPLETE).unlink(missing_ok=True)
-    fsync(folder)
+    if folder.is_dir():
+        remove_tree(folder / COMPLETE)
+        fsync(folder)
     remove_tree(folder)

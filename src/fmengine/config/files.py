@@ -3,12 +3,16 @@
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fmengine.config.resolve import tokenizer_size
 from fmengine.config.schema import Config
 from fmengine.config.size import checkpoint_bytes, human
 from fmengine.config.source import Problem, problem
 from fmengine.errors import UserError
+
+if TYPE_CHECKING:
+    from fmengine.data.tokens import TokenReader
 
 
 def input_problems(config: Config) -> list[Problem]:
@@ -25,16 +29,35 @@ def _data_problems(config: Config) -> list[Problem]:
         if prefix is None:
             continue
         try:
-            tokens = TokenReader(prefix).num_tokens
+            reader = TokenReader(prefix)
         except UserError as error:
             found += [problem(f"data.{name}", text) for text in error.problems]
             continue
         except OSError as error:
             found.append(problem(f"data.{name}", f"{error.filename or prefix}: {error.strerror}"))
             continue
+        if reader.num_tokens < needed:
+            text = f"{prefix} holds {reader.num_tokens} tokens, a sample needs {needed}"
+            found.append(problem(f"data.{name}", f"{text}; add text or shorten data.sequence_length"))
+        elif name == "train" and config.data.validation is None and config.data.validation_fraction:
+            found += _split_problems(reader, config.data.validation_fraction, needed)
+    return found
+
+
+def _split_problems(reader: "TokenReader", fraction: float, needed: int) -> list[Problem]:
+    """A held-out share that cannot be taken, or leaves less than a sample on one side."""
+    from fmengine.data.loader import split_documents  # torch, and only wanted here
+
+    try:
+        parts = split_documents(reader, fraction)
+    except UserError as error:
+        return [problem("data.validation_fraction", text.partition(": ")[2]) for text in error.problems]
+    found = []
+    for name, part in zip(("training", "held-out"), parts, strict=True):
+        tokens = reader.document_start(part.stop) - reader.document_start(part.start)
         if tokens < needed:
-            text = f"{prefix} holds {tokens} tokens, a sample needs {needed}; add text or shorten data.sequence_length"
-            found.append(problem(f"data.{name}", text))
+            text = f"the {len(part)} {name} documents hold {tokens} tokens, a sample needs {needed}; change it"
+            found.append(problem("data.validation_fraction", f"{text} or shorten data.sequence_length"))
     return found
 
 
@@ -72,8 +95,11 @@ def output_problems(config: Config) -> list[Problem]:
     """
     run = config.run.dir
     folder = run.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+    except OSError as error:  # a name that is too long
+        return [problem("run.dir", f"{error.strerror}; choose another")]
     if not folder.is_dir():
         return [problem("run.dir", f"{folder} is a file, not a folder; choose another")]
     try:

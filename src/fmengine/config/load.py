@@ -53,7 +53,7 @@ def load_with_source(path: Path | None, sets: Sequence[str] = ()) -> tuple[Confi
     if isinstance(model, dict):
         problems += option_problems(model)
         # A misspelt `family` is one mistake, not two.
-        if not any(found.key[0] == "model" for found in problems):
+        if not any(found.key[:1] == ("model",) for found in problems):
             problems += required_problems(model)
     problems += owned_problems(data.get("deepspeed", {}))
     _raise(problems, source)

@@ -6,15 +6,27 @@ family uses is None.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Section(BaseModel):
     """Base of every section: frozen, and a key that does not exist is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+def _written_out(path: object) -> object:
+    if path == "":
+        raise ValueError("must be a path, not empty")
+    if isinstance(path, str) and path.startswith("~"):
+        raise ValueError(f"~ means nothing here, it would be a folder of that name; write the path out, not {path}")
+    return path
+
+
+FilePath = Annotated[Path, BeforeValidator(_written_out)]
+"""A path as it is: relative ones count from the current directory."""
 
 
 class RopeScaling(Section):
@@ -33,7 +45,7 @@ class ModelConfig(Section):
     family: Literal["llama", "neox"] | None = Field(
         default=None, description="architecture; read from pretrained when that is given"
     )
-    pretrained: Path | None = Field(
+    pretrained: FilePath | None = Field(
         default=None,
         description="Hugging Face folder (config.json and safetensors): architecture and weights come from it",
     )

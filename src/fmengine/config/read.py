@@ -150,6 +150,8 @@ def _value(event: Event, events: Iterator[Event], path: KeyPath, document: Docum
     if isinstance(event, SequenceStartEvent):
         return _sequence(events, path, document)
     assert isinstance(event, ScalarEvent)
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in event.value):
+        raise _refused("a NUL or half a surrogate pair, which no name or path here may hold", event)
     return event.value if event.style else _plain(event)
 
 

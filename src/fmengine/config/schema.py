@@ -5,31 +5,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fmengine.config.model import ModelConfig, Section
+from fmengine.config.model import FilePath, ModelConfig, Section
 
 
 class RunConfig(Section):
     """Where a run lives."""
 
-    dir: Path = Field(default=Path("runs/default"), description="run folder: config, checkpoints, logs, metrics")
+    dir: FilePath = Field(default=Path("runs/default"), description="run folder: config, checkpoints, logs, metrics")
     seed: int = Field(default=1234, ge=0, lt=2**63, description="fixes the initial weights and the order of the data")
 
 
 class DataConfig(Section):
     """Tokens to train on: Megatron .bin/.idx pairs, named by their common prefix."""
 
-    train: Path | None = Field(
+    train: FilePath | None = Field(
         default=None,
         description="prefix of the training .bin/.idx; none: the Python standard library's source, prepared at start",
     )
-    validation: Path | None = Field(default=None, description="prefix of the validation .bin/.idx")
+    validation: FilePath | None = Field(default=None, description="prefix of the validation .bin/.idx")
     validation_fraction: float = Field(
         default=0.0,
         ge=0,
         lt=0.5,
         description="share of the training documents held out (at their end) when validation is not given",
     )
-    tokenizer: Path | None = Field(default=None, description="folder with tokenizer.json, or the file itself")
+    tokenizer: FilePath | None = Field(default=None, description="folder with tokenizer.json, or the file itself")
     sequence_length: int = Field(default=2048, ge=2, description="tokens in a sample")
     mask_documents: bool = Field(default=True, description="packed documents do not attend to one another")
 
@@ -62,9 +62,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Section):
     """AdamW with decoupled weight decay; norms, biases and embeddings are not decayed."""
 
-    learning_rate: float = Field(default=3e-4, gt=0, description="peak learning rate")
+    learning_rate: float = Field(default=3e-4, gt=0, le=1000, description="peak learning rate")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="decay of the two moments")
-    eps: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
+    eps: float = Field(default=1e-8, gt=0, le=1, description="added to the root of the second moment")
     weight_decay: float = Field(default=0.1, ge=0, description="decay of the matrices")
     gradient_clipping: float = Field(
         default=1.0, ge=0, description="largest global gradient norm; 0 turns clipping off"

@@ -8,6 +8,7 @@ bytes (int64) and d bounds in sequences (int64, first 0, last n); a multimodal f
 (sentences) in others. Source of the format: megatron-core, ``megatron/core/datasets/indexed_dataset.py``.
 """
 
+import contextlib
 import os
 import struct
 from bisect import bisect_right
@@ -169,6 +170,7 @@ class TokenWriter:
         self._streams: dict[str, BinaryIO] = {}
         if not overwrite:
             self._refuse_existing()
+        self._made = [folder for folder in (prefix.parent, *prefix.parent.parents) if not folder.exists()]
         prefix.parent.mkdir(parents=True, exist_ok=True)
         try:
             for name, path in self._partial.items():
@@ -245,6 +247,9 @@ class TokenWriter:
             except OSError:  # a full disk again, at the last flush; the file is gone anyway
                 continue
         self._streams.clear()
+        for folder in self._made:
+            with contextlib.suppress(OSError):  # it holds something by now
+                folder.rmdir()
 
     def __enter__(self) -> "TokenWriter":
         return self

@@ -112,8 +112,11 @@ def _read_header(file: Path, promised: str | None) -> dict[str, _Entry]:
         raise UserError(f"{file}: no such file{wanted}; the weights must be safetensors") from error
     except (OSError, struct.error, ValueError) as error:
         raise UserError(f"{file}: no safetensors file{wanted} ({error}); download the model again") from error
-    header.pop("__metadata__", None)
-    return {name: _entry(file, size - 8 - length, name, value) for name, value in header.items()}
+    try:
+        header.pop("__metadata__", None)
+        return {name: _entry(file, size - 8 - length, name, value) for name, value in header.items()}
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise UserError(f"{file}: no safetensors file{wanted}: its header is of another form") from error
 
 
 def _entry(file: Path, size: int, name: str, header: dict[str, Any]) -> _Entry:

@@ -11,14 +11,17 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from fmengine.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _PACKAGES = ("fmengine", "torch", "deepspeed", "transformers", "numpy")
 
@@ -49,7 +52,7 @@ def logging_to(run_dir: Path, *, rank: int, world_size: int, header: Sequence[st
     path = log_file(run_dir, rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        to_file = logging.FileHandler(path, encoding="utf-8")
+        to_file = _LossyFileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(
             f"run.dir: cannot write the log {path} ({error.strerror}); choose a folder that you may write to"
@@ -108,6 +111,30 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+class _LossyFileHandler(logging.FileHandler):
+    """On a full disk lines are lost, and not the run; nor does the error hide the one that the run ends with."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+class _LossyFile(FileIO):
+    """As the handler: what a full disk does not take is lost. A reader that has gone still is an error."""
+
+    def write(self, data: "ReadableBuffer") -> int:
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return len(memoryview(data).cast("B"))
+
+
 @contextmanager
 def _root_logger(handlers: Sequence[logging.Handler]) -> Iterator[None]:
     root = logging.getLogger()
@@ -144,7 +171,8 @@ def _no_other_handlers() -> Iterator[None]:
 def _stdout_in(path: Path) -> Iterator[TextIO]:
     """Append what goes to file descriptor 1 to a file, and give back what it was."""
     sys.stdout.flush()
-    with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="replace") as stream:
+    given = BufferedWriter(_LossyFile(os.dup(1), "w"))
+    with TextIOWrapper(given, line_buffering=True, encoding="utf-8", errors="replace") as stream:
         with path.open("ab") as file:
             os.dup2(file.fileno(), 1)
         if isinstance(sys.stdout, TextIOWrapper):
@@ -152,5 +180,6 @@ def _stdout_in(path: Path) -> Iterator[TextIO]:
         try:
             yield stream
         finally:
-            sys.stdout.flush()
+            with suppress(OSError):
+                sys.stdout.flush()
             os.dup2(stream.fileno(), 1)

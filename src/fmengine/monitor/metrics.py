@@ -119,27 +119,29 @@ class MetricsFile:
 
 
 def cut(path: Path, step: int) -> None:
-    """Remove rows of steps beyond `step` and lines that are no JSON (torn by a kill), through an atomic rename."""
+    """Remove rows of steps beyond `step` and lines that are no rows (torn by a kill), through an atomic rename."""
     if not path.exists():
         return
     staged = path.with_name(path.name + ".tmp")
     with staged.open("w", encoding="utf-8") as file:
-        file.writelines(line for line in _whole_lines(path) if json.loads(line).get("step", 0) <= step)
+        file.writelines(line for line, of_step in _whole_lines(path) if of_step <= step)
         file.flush()
         os.fsync(file.fileno())
     staged.replace(path)
 
 
-def _whole_lines(path: Path) -> Iterator[str]:
+def _whole_lines(path: Path) -> Iterator[tuple[str, int]]:
+    """Each row and its step; a row without one is of step 0."""
     with path.open("rb") as file:
         for raw in file:
             try:
                 line = raw.decode()
-                whole = line.endswith("\n") and isinstance(json.loads(line), dict)
+                row = json.loads(line)
             except ValueError:
-                whole = False
-            if whole:
-                yield line
+                continue
+            step = row.get("step", 0) if isinstance(row, dict) else None
+            if line.endswith("\n") and isinstance(step, int):
+                yield line, step
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
