@@ -15,6 +15,7 @@ def test_the_unfinished_line_of_a_damaged_file_is_one_bad_row(tokenizer: Tokeniz
 
 
 def test_a_last_line_without_a_newline_is_a_row(tokenizer: Tokenizer) -> None:
-    encoded = Encoder(tokenizer, 0, "text")(Block(Path("a.jsonl"), 1, b'{"text": "one"}\r\n{"text": "é"}', False, None, 7))
+    data = '{"text": "one"}\r\n{"text": "é"}'.encode()
+    encoded = Encoder(tokenizer, 0, "text")(Block(Path("a.jsonl"), 1, data, False, None, 7))
     assert (encoded.bad, encoded.text_bytes) == ([], 5)
     assert encoded.tokens[-1] == 0
