@@ -7,6 +7,7 @@ other can time out waiting for it.
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,9 @@ class Start:
     step: int
 
 
-def prepare_run(config: Config, sizes: BatchSizes, world_size: int, *, fresh: bool) -> Start:
+def prepare_run(
+    config: Config, sizes: BatchSizes, world_size: int, *, fresh: bool, say: Callable[[str], None]
+) -> Start:
     """Make the run folder ready and decide where the run starts.
 
     Args:
@@ -49,6 +52,7 @@ def prepare_run(config: Config, sizes: BatchSizes, world_size: int, *, fresh: bo
         sizes: the solved batch triangle.
         world_size: ranks of the run.
         fresh: put older checkpoints aside and start over.
+        say: tells the user what takes a while.
 
     Raises:
         UserError: no data, a tokenizer without an end token, or a checkpoint that this config cannot go on from.
@@ -57,9 +61,9 @@ def prepare_run(config: Config, sizes: BatchSizes, world_size: int, *, fresh: bo
     run_dir = config.run.dir
     if fresh:
         _put_aside(run_dir)
-    config = _with_data(config)
+    config = _with_data(config, say)
     newest = find_newest(run_dir, full=True)
-    start = Start(config, None, None, 0) if newest is None else _resume(config, sizes, world_size, newest)
+    start = Start(config, None, None, 0) if newest is None else _resume(config, sizes, world_size, newest, say)
     write_atomic(run_dir / CONFIG, dump(config))
     return start
 
@@ -79,14 +83,14 @@ def _put_aside(run_dir: Path) -> None:
         log.warning("starting over: the older checkpoints are now in %s; remove it when you need the room", aside)
 
 
-def _with_data(config: Config) -> Config:
+def _with_data(config: Config, say: Callable[[str], None]) -> Config:
     """Fill in the default corpus where none is given, and copy the tokenizer into the run folder for the export."""
     from fmengine.data.default import prepare_default
     from fmengine.data.tokenizer import copy_tokenizer, end_of_document, load_tokenizer
 
     data, run_dir = config.data, config.run.dir
     if data.train is None:
-        log.info("no data.train: tokenizing the Python standard library's source")
+        say("no data.train: training on the Python standard library's source, tokenized now or found in the run folder")
         made = prepare_default(run_dir / DATA, config.model.vocab_size or 0)
         data = data.model_copy(update={"train": made.prefix, "tokenizer": made.tokenizer})
     if data.tokenizer is not None:
@@ -95,7 +99,7 @@ def _with_data(config: Config) -> Config:
     return config.model_copy(update={"data": data})
 
 
-def _resume(config: Config, sizes: BatchSizes, world_size: int, checkpoint: Path) -> Start:
+def _resume(config: Config, sizes: BatchSizes, world_size: int, checkpoint: Path, say: Callable[[str], None]) -> Start:
     manifest = read(checkpoint)
     check_model(manifest, config.model, checkpoint)
     _check_order(manifest, config, sizes, checkpoint)
@@ -104,7 +108,7 @@ def _resume(config: Config, sizes: BatchSizes, world_size: int, checkpoint: Path
     store = None
     if changes:
         said = ", ".join(f"{change.key} {change.saved} -> {change.wanted}" for change in changes)
-        log.warning("%s was written at another layout (%s): converting it", checkpoint.name, said)
+        say(f"{checkpoint.name} was written at another layout ({said}): converting it")
         store = config.run.dir / CONVERTED / checkpoint.name
         store.parent.mkdir(exist_ok=True)
         convert(checkpoint, store)

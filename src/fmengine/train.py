@@ -14,7 +14,7 @@ from fmengine.monitor import Monitor
 
 @dataclass(frozen=True)
 class FitPlan:
-    """When the loop does what; all in optimizer steps, 0 meaning only at the end.
+    """When the loop does what; all in optimizer steps, an interval of 0 meaning only at the end.
 
     Attributes:
         steps: steps in the whole run.
@@ -27,8 +27,8 @@ class FitPlan:
     checkpoint_interval: int
 
     def evaluates(self, done: int) -> bool:
-        """Whether a validation follows the step that makes `done` steps."""
-        return done == self.steps or _due(done, self.eval_interval)
+        """Whether a validation follows the step that makes `done` steps; the untrained model is looked at too."""
+        return done in (0, self.steps) or _due(done, self.eval_interval)
 
     def saves(self, done: int) -> bool:
         """Whether a checkpoint follows the step that makes `done` steps."""
@@ -75,6 +75,8 @@ def fit(
         UserError: the loss stopped being a number; nothing is saved from then on.
     """
     monitor.start(engine.step, plan.steps)
+    if engine.step == 0:
+        _evaluate(engine, 0, plan, validation, monitor)
     for step, micro_batches in steps:
         monitor.step(engine.train_step(micro_batches), step + 1)
         _evaluate(engine, step + 1, plan, validation, monitor)

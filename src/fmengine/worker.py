@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from fmengine.checkpoint.collective import TorchCollective
+from fmengine.checkpoint.files import remove_tree
 from fmengine.checkpoint.manifest import ENGINE, Layout, describe
 from fmengine.checkpoint.owner import RunOwner
 from fmengine.checkpoint.save import save
@@ -23,6 +24,7 @@ from fmengine.data.tokenizer import load_tokenizer, token_byte_lengths
 from fmengine.data.tokens import TokenReader
 from fmengine.engine import process_group
 from fmengine.engine.build import Build, Engine, build, shard_splitter
+from fmengine.errors import UserError
 from fmengine.launch.ranks import Ranks
 from fmengine.models.registry import family_of
 from fmengine.models.resolved import known
@@ -101,6 +103,8 @@ def work(order: Order) -> None:
     Raises:
         UserError: something the user can mend, on every rank that noticed.
     """
+    if order.config.train.precision == "fp16" and order.device.type == "cpu":
+        raise UserError("train.precision: DeepSpeed does not run fp16 on a CPU; use bf16 or fp32")
     run_dir = order.config.run.dir
     lines = header(order.command, order.config_path)
     with (
@@ -110,7 +114,9 @@ def work(order: Order) -> None:
         owner = start = None
         if order.rank == 0:
             owner = stack.enter_context(RunOwner(run_dir))
-            start = prepare_run(order.config, order.sizes, order.world_size, fresh=order.fresh)
+            start = prepare_run(
+                order.config, order.sizes, order.world_size, fresh=order.fresh, say=lambda text: _say(text, stream)
+            )
         process_group.start(
             rank=order.rank, world_size=order.world_size, device=order.device, init_method=order.init_method
         )
@@ -124,7 +130,7 @@ def _train(order: Order, start: Start, owner: RunOwner | None, stream: TextIO) -
     config, steps = start.config, start.config.train.steps
     if start.step >= steps:
         if order.rank == 0:
-            print(f"finished already: {start.checkpoint} has {start.step} of {steps} steps", file=stream)
+            _say(f"finished already: {start.checkpoint} has {start.step} of {steps} steps", stream)
         return
     loader, validation = _data(order, config)
     engine = _engine(order, start)
@@ -142,6 +148,12 @@ def _train(order: Order, start: Start, owner: RunOwner | None, stream: TextIO) -
     with Prefetch(loader, engine.step, steps, pin_memory=pin) as batches, contextlib.ExitStack() as stack:
         stack.callback(monitor.finish)
         fit(engine, batches, plan, validation=validation, save=save_engine, monitor=monitor)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """One line for the user, and for the log."""
+    log.info("%s", text)
+    print(text, file=stream)
 
 
 def _engine(order: Order, start: Start) -> Engine:
