@@ -141,7 +141,11 @@ def _train(order: Order, start: Start, owner: RunOwner | None, stream: TextIO) -
     def save_engine(_: Any) -> Path:
         samples = engine.step * order.sizes.global_batch_size
         about = describe(config, step=engine.step, samples=samples, layout=layout)
-        return save(config.run.dir, about, engine.save, collective=collective, keep=config.checkpoint.keep, owner=owner)
+        keep = config.checkpoint.keep
+        saved = save(config.run.dir, about, engine.save, collective=collective, keep=keep, owner=owner)
+        if order.rank == 0 and start.store is not None:
+            remove_tree(start.store)  # what this run has saved is at its own layout
+        return saved
 
     plan = FitPlan(steps, config.train.eval_interval, config.checkpoint.interval)
     pin = order.device.type == "cuda"
