@@ -11,47 +11,23 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-import pytest
 import torch
 
 from fmengine.checkpoint.find import find_newest
 from fmengine.checkpoint.manifest import ENGINE, read
 from fmengine.checkpoint.reader import open_state
-from support.data import write_documents
 from support.faults import LIMIT, PHASES, Attempt, Child, Stop, Zygote, children_of, command_environment
 
 KILLS = 30
 STEPS, INTERVAL = 90, 2
 """More saves than `KILLS` attempts can make: at most two each."""
 
-CONFIG = f"""\
-model:
-  family: llama
-  vocab_size: 64
-  hidden_size: 32
-  num_hidden_layers: 2
-  num_attention_heads: 4
-data: {{train: data, sequence_length: 16}}
-batch: {{global_batch_size: 4}}
-optimizer: {{learning_rate: 1e-2}}
-train: {{steps: {STEPS}, precision: bf16}}
-checkpoint: {{interval: {INTERVAL}, keep: 1}}
-"""
+OPTIONS = {"train.steps": STEPS, "checkpoint.interval": INTERVAL, "checkpoint.keep": 1}
+SETS = tuple(argument for key, value in OPTIONS.items() for argument in ("--set", f"{key}={value}"))
 
 
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    generator = np.random.default_rng(0)
-    documents = [generator.integers(0, 64, length).tolist() for length in generator.integers(5, 60, 40).tolist()]
-    write_documents(tmp_path / "data", documents, 64)
-    path = tmp_path / "train.yaml"
-    path.write_text(CONFIG.replace("train: data", f"train: {tmp_path / 'data'}"))
-    return path
-
-
-def attempt(config: Path, run: Path, stop: Stop | None = None) -> Attempt:
-    return Attempt(("train", str(config), "--set", f"run.dir={run}"), config.parent, stop)
+def attempt(run: Path, stop: Stop | None = None) -> Attempt:
+    return Attempt(("train", "train.yaml", *SETS, "--set", f"run.dir={run.name}"), run.parent, stop)
 
 
 def until_end(child: Child) -> tuple[dict[str, int], float]:
@@ -108,25 +84,24 @@ def rows(run: Path, kind: str) -> list[int]:
     return [row["step"] for row in found if row["kind"] == kind]
 
 
-def test_thirty_kills_end_in_the_undisturbed_weights(config: Path, tmp_path: Path) -> None:
+def test_thirty_kills_end_in_the_undisturbed_weights(zygote: Zygote, folder: Path) -> None:
     choose = random.Random(20)
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    with Zygote() as zygote:
-        counts, seconds = until_end(zygote.start(attempt(config, straight)))
-        assert set(counts) == set(PHASES)
-        phases = [PHASES[number % len(PHASES)] for number in range(KILLS // 2)]
-        plans: list[Stop | None] = [None] * (KILLS - len(phases))
-        plans += [Stop(choose.randrange(2), phase, choose.randrange(counts[phase])) for phase in phases]
-        choose.shuffle(plans)
-        landed: Counter[str] = Counter()
-        step = 0
-        for stop in plans:
-            child = zygote.start(attempt(config, killed, stop))
-            landed[kill_in_save(child) if stop else kill_at_random(child, choose.uniform(0, seconds))] += 1
-            before, step = step, step_of(killed)
-            assert step >= before, f"killed at {stop or 'random'}: {step} is left of {before}"
-        assert step < STEPS, "the run ended before the last kill"
-        until_end(zygote.start(attempt(config, killed)))
+    straight, killed = folder / "straight", folder / "killed"
+    counts, seconds = until_end(zygote.start(attempt(straight)))
+    assert set(counts) == set(PHASES)
+    phases = [PHASES[number % len(PHASES)] for number in range(KILLS // 2)]
+    plans: list[Stop | None] = [None] * (KILLS - len(phases))
+    plans += [Stop(choose.randrange(2), phase, choose.randrange(counts[phase])) for phase in phases]
+    choose.shuffle(plans)
+    landed: Counter[str] = Counter()
+    step = 0
+    for stop in plans:
+        child = zygote.start(attempt(killed, stop))
+        landed[kill_in_save(child) if stop else kill_at_random(child, choose.uniform(0, seconds))] += 1
+        before, step = step, step_of(killed)
+        assert step >= before, f"killed at {stop or 'random'}: {step} is left of {before}"
+    assert step < STEPS, "the run ended before the last kill"
+    until_end(zygote.start(attempt(killed)))
     assert sum(landed.values()) == KILLS
     assert all(landed[phase] for phase in PHASES)
     expected, found = weights(straight), weights(killed)
@@ -139,10 +114,11 @@ def test_thirty_kills_end_in_the_undisturbed_weights(config: Path, tmp_path: Pat
 class Command:
     """`fmengine train` with two workers; its process tree is killed at the end, whatever happens."""
 
-    def __init__(self, config: Path, run: Path) -> None:
-        arguments = ["train", str(config), "--set", f"run.dir={run}", "--set", "train.steps=100000", "--workers", "2"]
+    def __init__(self, folder: Path) -> None:
+        arguments = ["train", "train.yaml", *SETS, "--set", "train.steps=100000", "--workers", "2"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fmengine", *arguments],
+            cwd=folder,
             env=command_environment(),
             bufsize=0,  # `select` does not see what a buffer holds
             stdout=subprocess.PIPE,
@@ -179,10 +155,10 @@ def ended(process: int) -> bool:
     return bool(select.select([process], [], [], LIMIT)[0])
 
 
-def test_two_workers_of_the_command(config: Path, tmp_path: Path) -> None:
+def test_two_workers_of_the_command(folder: Path) -> None:
     """A worker killed: the command ends with its code. The command killed: its workers go too. Then it goes on."""
-    run = tmp_path / "run"
-    with Command(config, run) as command:
+    run = folder / "run"
+    with Command(folder) as command:
         assert "starting" in command.read_to("checkpoint at step 4:")
         tree = command.tree()
         signal.pidfd_send_signal(tree[1], signal.SIGKILL)
@@ -193,7 +169,7 @@ def test_two_workers_of_the_command(config: Path, tmp_path: Path) -> None:
         assert all(ended(process) for process in tree)
     step = step_of(run)
     assert step >= 4
-    with Command(config, run) as command:
+    with Command(folder) as command:
         command.read_to(f"going on from step {step}:")
         command.read_to(f"checkpoint at step {step + 2}:")
         tree = command.tree()

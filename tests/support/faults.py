@@ -27,6 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
+from fmengine.data.tokenizer import save_tokenizer, train_bpe, vocab_size
+from support.data import write_documents
 from support.distributed import worker_environment
 from support.worker import die_with_parent
 
@@ -34,6 +38,18 @@ PHASES = ("prepare", "write", "publish", "delete")
 """Of a save: clearing what is left over; the engine's files written and flushed; manifest to `latest`; old ones."""
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+CONFIG = """\
+run: {dir: run}
+model: {family: llama, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4}
+data: {train: data, tokenizer: tokenizer, sequence_length: 16}
+batch: {global_batch_size: 4}
+optimizer: {learning_rate: 1e-2}
+train: {steps: 4, precision: bf16}
+checkpoint: {interval: 2, keep: 2}
+"""
+VOCAB = 267
+"""Of the tokenizer that `write_inputs` makes, and the config's vocabulary."""
+
 MESSAGE = 1 << 16
 LIMIT = 60.0
 """Seconds that no event of a tiny run takes, on a busy machine."""
@@ -302,6 +318,17 @@ class Halved:
 def command_environment() -> dict[str, str]:
     """Of a command on this machine: a worker's without the launcher's variables."""
     return {key: value for key, value in worker_environment(0, 1, 0, {}).items() if key not in LAUNCHER}
+
+
+def write_inputs(folder: Path) -> None:
+    """train.yaml (`CONFIG`), data.bin/.idx and tokenizer/ in a folder."""
+    (folder / "train.yaml").write_text(CONFIG)
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(5, 60, 40).tolist()
+    write_documents(folder / "data", [generator.integers(0, VOCAB, length).tolist() for length in lengths], VOCAB)
+    tokenizer = train_bpe(["hello world " * 50], 300)
+    assert vocab_size(tokenizer) == VOCAB
+    save_tokenizer(tokenizer, folder / "tokenizer", "<|endoftext|>")
 
 
 def children_of(pid: int) -> list[int]:
