@@ -5,6 +5,7 @@ the module of the command that is called gets imported, so that `fmengine --help
 """
 
 import argparse
+import errno
 import importlib
 import os
 import select
@@ -50,6 +51,9 @@ exit codes: 0 done, 2 a mistake in the input (a line each on stderr), 130 stoppe
 INTERRUPTED = 128 + 2
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Of an error that names no file, those that standard output gives; what writes files itself names them."""
+
 BROKEN_PIPE = 128 + 13
 """Exit code where nobody reads our output any more: 128 + SIGPIPE."""
 
@@ -90,10 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return BROKEN_PIPE
     except OSError as error:
-        place = error.filename or ("standard output" if _stdout_refuses() else None)
-        if place is None:
+        if error.filename is None and error.errno not in FULL:  # nothing a user could look at
             raise
-        print(f"fmengine: error: {place}: {error.strerror}", file=sys.stderr)
+        _drop_what_stdout_refuses()
+        print(f"fmengine: error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
         return 2
     return code
 
@@ -123,14 +127,12 @@ def _stdout_is_broken() -> bool:
     return broken
 
 
-def _stdout_refuses() -> bool:
-    """Whether our output cannot be written (a full disk); it then goes nowhere, for the flush at exit."""
+def _drop_what_stdout_refuses() -> None:
+    """On a full disk the flush at exit would fail too."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
 
 
 def build_parser(name: str | None) -> argparse.ArgumentParser:
