@@ -17,6 +17,8 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    path.touch()  # for the mode that the user's umask gives a new file
+    mode = path.stat().st_mode
     try:
         # Transformers asks for this metadata
         save_file(dict(tensors), path, metadata={"format": "pt"})
@@ -25,3 +27,4 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    path.chmod(mode)  # safetensors renames a private temporary file into place: nobody else could read a shared model
