@@ -7,23 +7,19 @@ with SDPA under the block-diagonal mask, float32 master weights and gradients be
 import copy
 import json
 import math
-import os
 
 import pytest
 import torch
 
 from fmengine.batch import IGNORE_INDEX, Batch
-from fmengine.commands.train import library_variables
 from fmengine.config.batch import solve
 from fmengine.config.resolve import resolve
 from fmengine.config.schema import Config
 from fmengine.data.default import prepare_default
 from fmengine.data.loader import TrainLoader, split_documents
 from fmengine.data.tokens import TokenReader
-from fmengine.engine import process_group
 from fmengine.engine.build import Build, build
 from fmengine.kernels.attention import document_mask
-from fmengine.launch.local import alone
 from fmengine.models.weights import from_seed
 from fmengine.parallel import Topology
 from fmengine.schedule import learning_rate
@@ -61,16 +57,6 @@ def config_of(family: str) -> Config:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> TokenReader:
     return TokenReader(prepare_default(tmp_path_factory.mktemp("text"), vocab_size=8192).prefix)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group(gpu):
-    ranks = alone(gpus=1)
-    os.environ.update(library_variables(ranks, os.environ))
-    address = f"tcp://{ranks.master_addr}:{ranks.master_port}"
-    process_group.start(rank=0, world_size=1, device=DEVICE, init_method=address)
-    yield
-    process_group.stop()
 
 
 @pytest.mark.parametrize("family", ["llama", "neox"])

@@ -128,7 +128,7 @@ def step_batches(step: int, sizes: BatchSizes, topology: Topology) -> list[Batch
     return batches
 
 
-def make_engine(case: Case, source: Any = None) -> tuple[Any, Any]:
+def make_engine(case: Case, source: Any = None, device: str = "cpu") -> tuple[Any, Any]:
     """An engine for a case in this process group, and the plan it was built from."""
     from deepspeed.utils import groups
 
@@ -140,7 +140,7 @@ def make_engine(case: Case, source: Any = None) -> tuple[Any, Any]:
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     topology = case.topology(rank, world_size)
     sizes = solve(config.batch, topology.data_parallel_size)
-    plan = Build(config, sizes, topology, torch.device("cpu"), source or from_seed(config.model, config.run.seed))
+    plan = Build(config, sizes, topology, torch.device(device), source or from_seed(config.model, config.run.seed))
     return build(plan), plan
 
 
