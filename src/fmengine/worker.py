@@ -167,7 +167,7 @@ def _engine(order: Order, start: Start) -> Engine:
     plan = Build(config, order.sizes, order.topology, order.device, _weights(config, start, store))
     engine = build(plan)
     if store is not None:
-        engine.restore(store, shard_splitter(plan))
+        engine.restore(store, shard_splitter(plan), start.step)
     elif start.checkpoint is not None:
         engine.load(start.checkpoint / ENGINE)
     return engine

@@ -1,9 +1,12 @@
 """A run that is killed and goes on is the undisturbed run: bit for bit at its layout, to rounding at another."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fmengine.checkpoint.store import convert
+from fmengine.engine.restore import restore_parameters
 from support.distributed import WorkerPool
 from support.resuming import (
     HALF,
@@ -83,3 +86,19 @@ def test_a_checkpoint_crosses_to_tensor_parallel_and_back(tmp_path):
             (again,) = pool.run(second_half_from_store, [second], prefix, run)[0]
         for expected, found in zip(steps[HALF:], again, strict=True):
             assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_steps_that_the_loss_scaler_threw_away_count_for_the_run_and_not_for_adam():
+    """Else the run would go on with samples that it has had, and save under a step that it has been at."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.AdamW([parameter])
+    engine = SimpleNamespace(
+        optimizer=optimizer, gradient_accumulation_steps=lambda: 2, train_batch_size=lambda: 8, global_steps=0
+    )
+    state = SimpleNamespace(
+        step=7, weight=lambda _: torch.ones(3), moments=lambda _: (torch.full((3,), 2.0), torch.full((3,), 4.0))
+    )
+    restore_parameters(engine, {"norm.weight": parameter}, state, lambda _name, tensor: tensor, 10)
+    assert (engine.global_steps, engine.micro_steps, engine.global_samples) == (10, 20, 80)
+    kept = optimizer.state[parameter]
+    assert (float(kept["step"]), kept["exp_avg"][0], kept["exp_avg_sq"][0], parameter[0]) == (7, 2, 4, 1)

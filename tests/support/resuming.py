@@ -111,7 +111,7 @@ def second_half_from_store(cases: list[Case], prefix: Path, folder: Path) -> lis
     for number, case in enumerate(cases):
         store = ParameterStore(folder / str(number) / "converted")
         engine, plan = make_engine(case, store.weight)
-        engine.restore(store, shard_splitter(plan))
+        engine.restore(store, shard_splitter(plan), HALF)
         results.append(go_on(engine, loader_of(plan, prefix), HALF))
     return results
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fmengine.batch import IGNORE_INDEX, Batch
 from fmengine.checkpoint.durable import TAG, save_deepspeed
+from fmengine.checkpoint.reader import ParameterState
 from fmengine.engine.restore import restore_parameters
 from fmengine.errors import UserError
 from fmengine.parallel import Topology
@@ -62,14 +63,15 @@ class DeepSpeedCheckpointing:
             )
         self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
 
-    def restore(self, state: Any, split: Callable[[str, Tensor], Tensor]) -> None:
+    def restore(self, state: ParameterState, split: Callable[[str, Tensor], Tensor], step: int) -> None:
         """Take up per-parameter state that any layout wrote.
 
         Args:
-            state: a `checkpoint.store.ParameterStore`.
+            state: full tensors by canonical name, such as a `checkpoint.store.ParameterStore`.
             split: canonical name and full tensor -> this tensor-parallel rank's shard.
+            step: optimizer steps of the run, those that were thrown away included.
         """
-        restore_parameters(self._engine, self.parameters(), state, split)
+        restore_parameters(self._engine, self.parameters(), state, split, step)
 
     def apply_learning_rate(self) -> float:
         """Set and return the learning rate of the coming update."""

@@ -5,36 +5,25 @@ moments do not exist before the first step, so they are made first. Facts pinned
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fmengine.checkpoint.reader import ParameterState
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, by torch's names."""
 
 
-class ParameterState(Protocol):
-    """Full fp32 state of every parameter under its canonical name."""
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps taken."""
-        ...
-
-    def weight(self, name: str) -> Tensor:
-        """Full float32 weight."""
-        ...
-
-    def moments(self, name: str) -> tuple[Tensor, Tensor]:
-        """Full float32 exp_avg and exp_avg_sq."""
-        ...
-
-
 @torch.no_grad()
 def restore_parameters(
-    engine: Any, parameters: dict[str, nn.Parameter], state: ParameterState, split: Callable[[str, Tensor], Tensor]
+    engine: Any,
+    parameters: dict[str, nn.Parameter],
+    state: ParameterState,
+    split: Callable[[str, Tensor], Tensor],
+    step: int,
 ) -> None:
     """Write weights, moments and step counts into a fresh engine. Collective.
 
@@ -43,6 +32,7 @@ def restore_parameters(
         parameters: this rank's parameters by canonical name.
         state: where the full tensors come from.
         split: full tensor -> this tensor-parallel rank's shard.
+        step: optimizer steps of the run; more than `state.step` updates where fp16's loss scaler threw some away.
     """
     optimizer = engine.optimizer
     sharded = hasattr(next(iter(parameters.values())), "ds_id") or hasattr(optimizer, "_link_all_hp_params")
@@ -54,9 +44,9 @@ def restore_parameters(
         values = dict(zip(MOMENTS, state.moments(name), strict=True))
         tensors = {key: split(name, value) for key, value in values.items()}
         _write(parameter, base, split(name, state.weight(name)), tensors, sharded)
-    engine.global_steps = state.step
-    engine.micro_steps = state.step * engine.gradient_accumulation_steps()
-    engine.global_samples = state.step * engine.train_batch_size()
+    engine.global_steps = step
+    engine.micro_steps = step * engine.gradient_accumulation_steps()
+    engine.global_samples = step * engine.train_batch_size()
 
 
 def _master_partitions(optimizer: Any, base: torch.optim.Optimizer) -> list[Tensor]:
