@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from fmengine import __version__
-from fmengine.errors import UserError
+from fmengine.errors import PeerLostError, UserError
 
 COMMANDS = {
     "train": "train a model; in a run folder, go on from its newest whole checkpoint",
@@ -86,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"fmengine: error: {problem}", file=sys.stderr)
         return 2
+    except PeerLostError as error:
+        print(f"fmengine: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("fmengine: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -18,3 +18,7 @@ class UserError(Exception):
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class PeerLostError(Exception):
+    """Another rank's process ended while this one waited for it: that rank's line says why, no traceback here does."""

@@ -24,7 +24,7 @@ from fmengine.data.tokenizer import load_tokenizer, token_byte_lengths
 from fmengine.data.tokens import TokenReader
 from fmengine.engine import process_group
 from fmengine.engine.build import Build, Engine, build, shard_splitter
-from fmengine.errors import UserError
+from fmengine.errors import PeerLostError, UserError
 from fmengine.launch.ranks import Ranks
 from fmengine.models.registry import family_of
 from fmengine.models.resolved import known
@@ -102,6 +102,7 @@ def work(order: Order) -> None:
 
     Raises:
         UserError: something the user can mend, on every rank that noticed.
+        PeerLostError: another rank is gone.
     """
     if order.config.train.precision == "fp16" and order.device.type == "cpu":
         raise UserError("train.precision: DeepSpeed does not run fp16 on a CPU; use bf16 or fp32")
@@ -120,8 +121,13 @@ def work(order: Order) -> None:
         process_group.start(
             rank=order.rank, world_size=order.world_size, device=order.device, init_method=order.init_method
         )
-        start = TorchCollective().broadcast_object(start)
-        _train(order, start, owner, stream)
+        try:
+            start = TorchCollective().broadcast_object(start)
+            _train(order, start, owner, stream)
+        except RuntimeError as error:
+            if not process_group.is_lost_peer(error):
+                raise
+            raise PeerLostError(f"rank {order.rank} ends: another rank is gone; its line or log says why") from error
         # left only on the good way out: after an error the others may be in a collective that never ends
         process_group.stop()
 

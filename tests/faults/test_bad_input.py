@@ -202,6 +202,16 @@ def test_a_token_beyond_the_vocabulary(zygote: Zygote, folder: Path) -> None:
     assert not (folder / "run" / "checkpoints").exists()
 
 
+def test_a_token_that_the_second_of_two_workers_meets(folder: Path) -> None:
+    """Its line is there, and no traceback of the worker that it leaves alone."""
+    write_documents(folder / "big", [[1] * 40] * 20 + [[VOCAB] * 40], 1000)
+    done = fmengine(folder, "train", "train.yaml", "--workers", "2", *sets("data.train=big", "train.steps=100"))
+    assert done.code == 2
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(("fmengine: rank ", "rank "))]
+    assert lines
+    assert all(f"token id {VOCAB} is not below the vocabulary's {VOCAB}" in line for line in lines), done.stderr
+
+
 @pytest.mark.parametrize(
     ("suffix", "size", "text"),
     [

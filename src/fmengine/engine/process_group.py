@@ -12,6 +12,9 @@ from fmengine.parallel import Topology
 TIMEOUT = timedelta(minutes=30)
 """How long a collective may wait before torch gives up; loading a large model is the longest wait."""
 
+LOST_PEER = ("closed by peer", "reset by peer", "remote process exited")
+"""In the messages of gloo (the first two) and NCCL."""
+
 
 def start(*, rank: int, world_size: int, device: torch.device, init_method: str) -> None:
     """Join the process group (NCCL on GPUs with gloo for objects, gloo on CPUs) and tell DeepSpeed.
@@ -36,6 +39,11 @@ def stop() -> None:
     """Leave the process group, where there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank's process is gone; gloo and NCCL say so in words alone."""
+    return any(words in str(error) for words in LOST_PEER)
 
 
 def model_parallel_unit(topology: Topology) -> Any:
