@@ -40,6 +40,15 @@ def test_neox_equals_the_plain_loop(workers):
     assert_equal(list(results), plain_loop(case))
 
 
+def test_the_norm_is_known_with_clipping_off(workers):
+    """Without it every checkpoint would be refused as that of a run whose gradients are not finite."""
+    cases = [Case({"zero_stage": stage}, micro_batch_size=4, clipping=0.0, steps=3) for stage in (0, 1, 3)]
+    expected = plain_loop(Case(clipping=1e9, steps=3))
+    for rank in workers(2).run(run_cases, cases):
+        for result in rank:
+            assert_equal([result], expected)
+
+
 @pytest.mark.parametrize("name", ["pipeline", "tensor", "sequence"])
 def test_model_parallel_equals_one_process(workers, name):
     """Two processes with PP, TP or SP of 2 equal one process for 10 steps; both families, tied heads too."""

@@ -1,5 +1,6 @@
 """What both engines share around a DeepSpeed engine: learning rate, norms, saving and loading."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class DeepSpeedCheckpointing:
         # at ZeRO-0 in fp32 DeepSpeed clips and forgets the norm; its own function returns it
         if not engine.zero_optimization() and not engine.bfloat16_enabled() and not engine.fp16_enabled():
             engine.clip_fp32_gradients = self._clip_and_keep_norm
+            if not engine.gradient_clipping():  # and does not call that where clipping is off
+                engine.optimizer.register_step_pre_hook(lambda *_: self._clip_and_keep_norm())
 
     @property
     def step(self) -> int:
@@ -88,9 +91,8 @@ class DeepSpeedCheckpointing:
     def _clip_and_keep_norm(self) -> None:
         from deepspeed.runtime.utils import clip_grad_norm_
 
-        self._zero0_norm = clip_grad_norm_(
-            self._engine.module.parameters(), self._engine.gradient_clipping(), mpu=self._engine.mpu
-        )
+        largest = self._engine.gradient_clipping() or math.inf
+        self._zero0_norm = clip_grad_norm_(self._engine.module.parameters(), largest, mpu=self._engine.mpu)
 
 
 def count_targets(micro_batches: Sequence[Batch], topology: Topology, device: torch.device) -> Tensor:
