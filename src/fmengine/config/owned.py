@@ -13,6 +13,7 @@ OWNED = {
     "scheduler": "the schedule section",
     "gradient_clipping": "optimizer.gradient_clipping",
     "zero_optimization.stage": "parallel.zero_stage",
+    "zero_optimization.compute_grad_norm": None,
     "tensor_parallel": "parallel.tensor_parallel_size",
     "pipeline": "parallel.pipeline_parallel_size",
     "sequence_parallel_size": "parallel.sequence_parallel_size",
