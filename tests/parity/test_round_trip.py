@@ -92,7 +92,7 @@ def test_padding_is_zero_and_cut_off_again(case: str, tmp_path: Path) -> None:
 
 def test_both_names_of_the_neox_head_are_read(tmp_path: Path) -> None:
     config = saved(tiny_config("neox"), tmp_path)
-    expected = from_pretrained(config)("lm_head.weight")
+    expected = from_pretrained(config)("lm_head.weight").clone()  # older safetensors give a view of the file itself
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.weight"] = tensors.pop("embed_out.weight")

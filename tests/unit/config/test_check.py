@@ -5,7 +5,7 @@ import pytest
 from fmengine.config.check import check, check_or_raise
 from fmengine.config.load import load, load_with_source
 from fmengine.errors import UserError
-from support.configs import MODEL, write_config
+from support.configs import MODEL, PINNED, write_config
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from support.configs import MODEL, write_config
     ],
 )
 def test_numbers_of_different_sections_that_do_not_fit(tmp_path: Path, sets: list[str], words: str) -> None:
-    (found,) = check(load(None, [f"run.dir={tmp_path}", *sets]), 1)
+    (found,) = check(load(None, [f"run.dir={tmp_path}", *PINNED, *sets]), 1)
     assert found.startswith(words)
 
 
@@ -38,7 +38,7 @@ def test_numbers_of_different_sections_that_do_not_fit(tmp_path: Path, sets: lis
     ],
 )
 def test_numbers_that_just_fit(tmp_path: Path, sets: list[str]) -> None:
-    assert check(load(None, [f"run.dir={tmp_path}", *sets]), 1) == []
+    assert check(load(None, [f"run.dir={tmp_path}", *PINNED, *sets]), 1) == []
 
 
 def test_all_problems_come_together_with_their_lines(tmp_path: Path) -> None:

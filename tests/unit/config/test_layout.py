@@ -3,8 +3,9 @@ import pytest
 from fmengine.config.layout import layout_problems
 from fmengine.config.load import load
 from fmengine.config.schema import Config
+from support.configs import PINNED
 
-BASE = ("batch.global_batch_size=64", "train.precision=bf16")
+BASE = (*PINNED, "batch.global_batch_size=64", "train.precision=bf16")
 
 
 def config(**parallel: int) -> Config:

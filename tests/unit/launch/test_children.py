@@ -121,7 +121,7 @@ def test_rank_0_alone_has_the_output_and_all_have_the_errors(capfd: pytest.Captu
     assert run(code, 2) == 0
     out, err = capfd.readouterr()
     assert out == "out0\n"
-    assert set(err.split()) == {"err0", "err1"}
+    assert {"err0", "err1"} <= set(err.split())  # tokenizers before 0.23 warns there of a fork
 
 
 def test_handlers_are_put_back() -> None:
