@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fmengine.checkpoint.collective import TorchCollective
 from fmengine.checkpoint.names import LAYOUT_FILE, EngineNames, merge
 
 TAG = "state"
@@ -60,13 +61,11 @@ def save_deepspeed(engine: Any, folder: Path, names: Mapping[str, str]) -> None:
         OSError: this rank could not write; raised after the last of the collectives, so that no rank is
             left waiting (`collective.agree` then tells the others).
     """
-    import torch.distributed as dist
-
-    tables: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(tables, EngineNames(parameter_names=dict(names), optimizer_order=_optimizer_order(engine)))
+    own = EngineNames(parameter_names=dict(names), optimizer_order=_optimizer_order(engine))
+    tables = TorchCollective().gather_object(own)
     original = engine.checkpoint_engine
     writer = _DurableWriter(original)
-    if dist.get_rank() == 0:
+    if tables is not None:
         text = merge(tables).model_dump_json(indent=1)
         writer.write(folder / LAYOUT_FILE, lambda file: file.write(text.encode()))
     engine.checkpoint_engine = writer
