@@ -1,5 +1,6 @@
 """GPUs that this process sees, and the one that a local rank computes on; without importing torch."""
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -12,6 +13,9 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 SECONDS = 60
 """Longest wait for nvidia-smi; a sick driver can hang it."""
+
+NONE_FOUND = 6
+"""nvidia-smi's exit code where it finds no device that it may see (its manual page, RETURN VALUE)."""
 
 
 def count_gpus(environ: Mapping[str, str], installed: Callable[[], int] | None = None) -> int:
@@ -40,15 +44,15 @@ def installed_gpus() -> int:
     """GPUs that this process may use, whatever CUDA_VISIBLE_DEVICES says.
 
     nvidia-smi knows the devices that a batch system's cgroup allows; the driver's own list, which
-    stands in where there is no nvidia-smi, has all of the node.
+    stands in where there is no nvidia-smi or it fails, has all of the node. A GPU that is sick is
+    counted, so that the run ends with its error and does not go on in silence on the CPU.
     """
     program = shutil.which("nvidia-smi")
     if program is not None:
-        try:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return 0
-        return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+            if listed.returncode in (0, NONE_FOUND):
+                return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
     return len([*DRIVER.iterdir()]) if DRIVER.is_dir() else 0
 
 

@@ -61,10 +61,20 @@ def test_nvidia_smi_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(device, "DRIVER", tmp_path)
     nvidia_smi(tmp_path, "echo 'GPU 0: H200 (UUID: GPU-1)'; echo '  MIG 1g (UUID: MIG-1)'; echo 'GPU 1: H200'")
     assert installed_gpus() == 2
-    nvidia_smi(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9")
+    nvidia_smi(tmp_path, "echo 'No devices were found'; exit 6")
     assert installed_gpus() == 0
-    nvidia_smi(tmp_path, "")
+
+
+def test_a_sick_gpu_is_not_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run would go on in silence on the CPU."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "gpus" / "0000:1b:00.0").mkdir(parents=True)
+    monkeypatch.setattr(device, "DRIVER", tmp_path / "gpus")
+    nvidia_smi(tmp_path, "echo 'Unable to determine the device handle for GPU0'; exit 255")
+    assert installed_gpus() == 1
     (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF of another machine")
+    assert installed_gpus() == 1
+    monkeypatch.setattr(device, "DRIVER", tmp_path / "none")
     assert installed_gpus() == 0
 
 
