@@ -65,7 +65,8 @@ def run_workers(arguments: Sequence[str], workers: int, environ: Mapping[str, st
             f"--workers {workers}: more than the {gpus} visible GPUs; give {gpus} at most, or set "
             "CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
-    command = [sys.executable, "-m", "fmengine", *arguments]
+    # -P: as in the parent, a file that lies in the current directory is no module
+    command = [sys.executable, "-P", "-m", "fmengine", *arguments]
     port = free_port()
     return run_children(command, [worker_environ(environ, rank, workers, port) for rank in range(workers)])
 
