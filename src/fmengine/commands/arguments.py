@@ -4,16 +4,15 @@ import argparse
 from pathlib import Path
 
 
-def add_config(parser: argparse.ArgumentParser, *, optional: bool) -> None:
+def add_config(parser: argparse.ArgumentParser) -> None:
     """CONFIG and --set."""
     parser.add_argument(
         "config",
         type=Path,
         metavar="CONFIG",
-        nargs="?" if optional else None,
-        help="a config file (YAML), or the name of a shipped recipe such as llama-3-8b"
-        + ("; by default the recipe `default`" if optional else "")
-        + "; relative paths in it count from the current directory",
+        nargs="?",
+        help="a config file (YAML), or the name of a shipped recipe such as llama-3-8b; by default the recipe "
+        "`default`; relative paths in it count from the current directory",
     )
     parser.add_argument(
         "--set",

@@ -28,7 +28,7 @@ With N GPUs and no launcher it starts N workers here; under torchrun each proces
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the config, the workers, and how to start over."""
     parser.epilog = EPILOG
-    add_config(parser, optional=True)
+    add_config(parser)
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="processes to start here; by default one a GPU, or one"
     )

@@ -21,7 +21,7 @@ checkpoints. Nothing is written. Exit code 0, or 2 with every mistake found, by 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the config and the world size."""
     parser.epilog = EPILOG
-    add_config(parser, optional=True)
+    add_config(parser)
     parser.add_argument(
         "--world-size",
         type=positive,
