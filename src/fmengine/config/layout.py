@@ -10,14 +10,14 @@ from fmengine.errors import UserError
 def layout_problems(config: Config, world_size: int) -> list[Problem]:
     """All that keeps a resolved config from running on `world_size` ranks."""
     parallel = config.parallel
-    found = combination_problems(parallel, config.train.precision)
-    found += tensor_problems(config.model, parallel.tensor_parallel_size)
+    found = _combination_problems(parallel, config.train.precision)
+    found += _tensor_problems(config.model, parallel.tensor_parallel_size)
     found += _pipeline_problems(config.model, parallel.pipeline_parallel_size)
     found += _sequence_problems(config)
     return found + _world_problems(config, world_size)
 
 
-def combination_problems(parallel: ParallelConfig, precision: str) -> list[Problem]:
+def _combination_problems(parallel: ParallelConfig, precision: str) -> list[Problem]:
     """Layouts that DeepSpeed does not do, with the reason."""
     tensor, pipeline = parallel.tensor_parallel_size > 1, parallel.pipeline_parallel_size > 1
     sequence, stage = parallel.sequence_parallel_size > 1, parallel.zero_stage
@@ -40,19 +40,19 @@ def combination_problems(parallel: ParallelConfig, precision: str) -> list[Probl
     return found
 
 
-def tensor_problems(model: ModelConfig, size: int) -> list[Problem]:
+def _tensor_problems(model: ModelConfig, size: int) -> list[Problem]:
     """What tensor parallelism splits evenly: heads, key and value heads, the MLP (not the vocabulary)."""
-    kv_heads = model.num_key_value_heads or model.num_attention_heads
     split = {
-        "num_attention_heads": (model.num_attention_heads, "change either"),
-        "num_key_value_heads": (kv_heads, "change either"),
-        "intermediate_size": (model.intermediate_size, "change either"),
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "intermediate_size": model.intermediate_size,
     }
+    if split["num_key_value_heads"] == split["num_attention_heads"]:
+        del split["num_key_value_heads"]  # said once
     return [
-        problem(f"model.{name}", f"{value} is not divisible by tensor_parallel_size {size}; {advice}")
-        for name, (value, advice) in split.items()
+        problem(f"model.{name}", f"{value} is not divisible by tensor_parallel_size {size}; change either")
+        for name, value in split.items()
         if (value or 0) % size
-        and not (name == "num_key_value_heads" and kv_heads == model.num_attention_heads)  # said once
     ]
 
 
