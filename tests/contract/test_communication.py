@@ -26,6 +26,20 @@ def test_without_local_size_there_is_no_shared_memory(workers: Pools) -> None:
     assert workers(2).run(shared_memory_buffers) == [(None, [])] * 2
 
 
+def shared_memory_op() -> tuple[bool, str]:
+    import deepspeed.comm.comm as comm
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+    return comm.cdb.shm_comm_op is None, ShareMemCommBuilder.NAME
+
+
+def test_its_shared_memory_op_is_not_loaded_where_it_is_said_to_be_incompatible(workers: Pools) -> None:
+    """Else `init_distributed` loads it through torch's `FileBaton` in every CPU process: a process killed in that
+    moment leaves the file `lock` behind, and every later one waits for it for ever.
+    """
+    assert workers(2).run(shared_memory_op) == [(True, "deepspeed_shm_comm")] * 2
+
+
 def tensor_parallel_mode() -> str:
     from deepspeed.module_inject import layers
 

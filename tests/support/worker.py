@@ -79,6 +79,9 @@ def initialize(backend: str) -> None:
         return
     import deepspeed
 
+    from fmengine.engine.process_group import leave_shared_memory_out
+
+    leave_shared_memory_out()
     deepspeed.init_distributed("gloo", timeout=limit, verbose=False)
 
 
