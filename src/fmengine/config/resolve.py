@@ -55,27 +55,15 @@ def with_defaults(model: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def tokenizer_file(tokenizer: Path) -> Path:
-    """The tokenizer.json that `data.tokenizer` names, as a folder or as the file itself."""
-    return tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-
-
 def tokenizer_size(tokenizer: Path) -> int:
     """Rows an embedding needs for a tokenizer: its largest id and one.
 
     Raises:
         UserError: no such file, or no tokenizer in it.
     """
-    from tokenizers import Tokenizer  # a third of a second, and only wanted here
+    from fmengine.data.tokenizer import load_tokenizer, vocab_size  # a third of a second, and only wanted here
 
-    file = tokenizer_file(tokenizer)
-    if not file.is_file():
-        raise UserError(f"no such file: {file}; give a folder with tokenizer.json, or the file itself")
-    try:
-        vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise UserError(f"{file}: not a tokenizer that the tokenizers package reads: {error}") from None
-    return max(vocabulary.values(), default=-1) + 1
+    return vocab_size(load_tokenizer(tokenizer))
 
 
 def _add_vocabulary(model: dict[str, Any], tokenizer: Path | None) -> list[Problem]:

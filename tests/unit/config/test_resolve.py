@@ -113,7 +113,7 @@ def test_no_vocabulary_and_no_tokenizer(tmp_path: Path) -> None:
     text = MODEL.replace("  vocab_size: 512\n", "")
     assert mistakes(tmp_path, text) == ["1: model.vocab_size: needed here, and not given (or give data.tokenizer)"]
     (found,) = mistakes(tmp_path, f"{text}data: {{tokenizer: {tmp_path / 'none'}}}\n")
-    assert found.startswith("6: data.tokenizer: no such file")
+    assert found.startswith(f"6: data.tokenizer: {tmp_path / 'none'}: no such file")
 
 
 def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
