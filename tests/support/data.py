@@ -1,21 +1,11 @@
 """Small token data sets and tokenizers for tests."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fmengine.data.tokens import TokenReader, TokenWriter
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A solved batch triangle."""
-
-    global_batch_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
 
 
 def write_documents(prefix: Path, documents: Sequence[Sequence[int]], vocab_size: int = 1000) -> TokenReader:

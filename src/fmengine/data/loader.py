@@ -8,28 +8,18 @@ of replicas dp, on the micro-batch size mb or on accumulation, and resuming take
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fmengine.batch import IGNORE_INDEX, Batch
+from fmengine.config.batch import BatchSizes
 from fmengine.data.order import Permutation
 from fmengine.data.sample import PADDING, Packing, Windows, make_batch
 from fmengine.data.tokens import TokenReader
 from fmengine.errors import UserError
 from fmengine.parallel import Topology
-
-
-class BatchSizes(Protocol):
-    """The solved batch triangle, as `config.batch.solve` gives it."""
-
-    @property
-    def global_batch_size(self) -> int: ...  # noqa: D102
-    @property
-    def micro_batch_size(self) -> int: ...  # noqa: D102
-    @property
-    def gradient_accumulation_steps(self) -> int: ...  # noqa: D102
 
 
 def split_documents(reader: TokenReader, validation_fraction: float) -> tuple[range, range]:

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmengine.batch import IGNORE_INDEX
+from fmengine.config.batch import BatchSizes
 from fmengine.data.loader import EvalLoader, TrainLoader, split_documents
 from fmengine.data.tokens import TokenReader
 from fmengine.errors import UserError
 from fmengine.parallel import Topology
-from support.data import Sizes, write_documents
+from support.data import write_documents
 
 LENGTH = 4
 
@@ -27,7 +28,7 @@ def loader(reader: TokenReader, dp: int, rank: int, accumulation: int, micro: in
         reader,
         documents=range(reader.num_documents),
         sequence_length=LENGTH,
-        sizes=Sizes(dp * accumulation * micro, micro, accumulation),
+        sizes=BatchSizes(dp * accumulation * micro, micro, accumulation),
         topology=Topology(rank, dp),
         seed=options.pop("seed", 1),
         vocab_size=10**6,
@@ -87,7 +88,7 @@ def test_model_parallel_ranks_see_the_same_samples(tmp_path: Path) -> None:
     def first(rank: int) -> torch.Tensor:
         topology = Topology(rank, 8, tensor_parallel_size=2, pipeline_parallel_size=2)
         return TrainLoader(
-            reader, documents=range(1), sequence_length=LENGTH, sizes=Sizes(2, 1, 1), topology=topology, seed=1,
+            reader, documents=range(1), sequence_length=LENGTH, sizes=BatchSizes(2, 1, 1), topology=topology, seed=1,
             vocab_size=10**6,
         ).step(0)[0].input_ids  # fmt: skip
 
@@ -101,7 +102,7 @@ def test_sequence_ranks_split_the_row(tmp_path: Path) -> None:
     reader = counting_data(tmp_path, 13)
     parts = [
         TrainLoader(
-            reader, documents=range(1), sequence_length=LENGTH, sizes=Sizes(2, 2, 1), seed=1, vocab_size=10**6,
+            reader, documents=range(1), sequence_length=LENGTH, sizes=BatchSizes(2, 2, 1), seed=1, vocab_size=10**6,
             topology=Topology(rank, 2, sequence_parallel_size=2),
         ).step(3)[0]
         for rank in range(2)
@@ -114,7 +115,7 @@ def test_sequence_ranks_split_the_row(tmp_path: Path) -> None:
 def test_a_sequence_that_does_not_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.sequence_length: 4 is not divisible .* 3"):
         TrainLoader(
-            counting_data(tmp_path, 3), documents=range(1), sequence_length=LENGTH, sizes=Sizes(1, 1, 1), seed=1,
+            counting_data(tmp_path, 3), documents=range(1), sequence_length=LENGTH, sizes=BatchSizes(1, 1, 1), seed=1,
             vocab_size=10**6, topology=Topology(0, 3, sequence_parallel_size=3),
         )  # fmt: skip
 
@@ -122,7 +123,7 @@ def test_a_sequence_that_does_not_split_is_refused(tmp_path: Path) -> None:
 def test_sizes_that_do_not_fit_the_topology_are_a_bug(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not fit 2 replicas"):
         TrainLoader(
-            counting_data(tmp_path, 3), documents=range(1), sequence_length=LENGTH, sizes=Sizes(3, 1, 2), seed=1,
+            counting_data(tmp_path, 3), documents=range(1), sequence_length=LENGTH, sizes=BatchSizes(3, 1, 2), seed=1,
             vocab_size=10**6, topology=Topology(0, 2),
         )  # fmt: skip
 
