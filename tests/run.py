@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AREAS = {
     "units and parity": ("tests/unit", "tests/parity"),
     "contract and distributed": ("tests/contract", "tests/distributed"),
+    "default run": ("tests/end_to_end",),
     "faults": ("tests/faults",),
 }
 

@@ -72,7 +72,7 @@ def _sequence_unit(topology: Topology) -> Any:
 
     if state._SEQUENCE_PARALLEL_GROUP is None:
         state.initialize_sequence_parallel(topology.sequence_parallel_size)
-    alone = [dist.new_group([rank]) for rank in range(topology.world_size)][topology.rank]
+    alone = dist.new_group([topology.rank], use_local_synchronization=True)  # no other rank takes part in it
     sequence = {name: value for name, value in vars(state).items() if name.startswith("get_sequence")}
     return SimpleNamespace(
         **sequence,
