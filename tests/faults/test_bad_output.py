@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fmengine.checkpoint.find import find_newest
-from support.faults import Attempt, Child, Done, Stop, Zygote, command_environment
+from support.faults import LIMIT, Attempt, Child, Done, Stop, Zygote, command_environment
 
 TRAIN = ("train", "train.yaml", "--set", "run.dir=disk/run", "--set", "checkpoint.keep=1")
 
@@ -104,10 +104,16 @@ def test_the_run_folder_goes_away(zygote: Zygote, folder: Path, lost: str) -> No
 
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full"])
 def test_streams_that_take_nothing(folder: Path, streams: str) -> None:
-    """The run itself goes to its end; that its lines are lost is said where it can be. HOME is not there either."""
+    """The run itself goes to its end; that its lines are lost is said where it can be.
+
+    Nor is there a HOME, and a process that was killed has left the lock of DeepSpeed's compiler behind.
+    """
     environ = {key: value for key, value in command_environment().items() if key != "HOME"}
+    environ["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
+    (folder / "extensions" / "deepspeed_shm_comm").mkdir(parents=True)
+    (folder / "extensions" / "deepspeed_shm_comm" / "lock").touch()
     command = f"exec {sys.executable} -m fmengine train train.yaml {streams}"
-    done = subprocess.run(command, shell=True, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, shell=True, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT)
     if streams == ">/dev/full":
         assert (done.returncode, done.stderr) in (
             (0, ""),

@@ -27,12 +27,24 @@ def start(*, rank: int, world_size: int, device: torch.device, init_method: str)
     """
     import deepspeed
 
+    leave_shared_memory_out()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
     deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+
+
+def leave_shared_memory_out() -> None:
+    """Keep DeepSpeed from building its all-reduce through shared memory, which must stay off (tests/contract) anyway.
+
+    It is built, or looked up, at every start on a CPU under a lock file; a process that is killed meanwhile leaves
+    that behind, and every later start on this machine would wait for it for ever.
+    """
+    from deepspeed import ops
+
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def stop() -> None:
