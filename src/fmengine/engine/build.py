@@ -149,9 +149,7 @@ def _pipeline(plan: Build, attention: Attention) -> PipelineTrainEngine:
     with _parameters_on(plan.device, plan.dtype):
         module = pipeline_module(stages, plan.topology, tied=known(config.model.tie_word_embeddings))
     names = stage_names(module)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(plan.source(names[name]))
+    load_weights(module, lambda name: plan.source(names[name]))
     parameters = {names[name]: parameter for name, parameter in module.named_parameters()}
     engine = _initialize(module, parameters, deepspeed_config(config, plan.sizes), config, None)
     return PipelineTrainEngine(engine, names, plan.topology, plan.device, _rate(config))
