@@ -121,12 +121,14 @@ class Monitor:
 
     def finish(self) -> None:
         """Read what is pending and close; call it on every way out of the loop that keeps the process."""
-        if self._pending:
-            self._read()
-        if self._console:
-            self._console.close()
-        if self._metrics:
-            self._metrics.close()
+        try:
+            if self._pending:
+                self._read()
+        finally:  # a device that has failed gives nothing more
+            if self._console:
+                self._console.close()
+            if self._metrics:
+                self._metrics.close()
 
     def _read(self) -> None:
         """Read every pending step off the device (this synchronises), write the rows, show the last."""

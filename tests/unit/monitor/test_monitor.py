@@ -4,6 +4,7 @@ import io
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,18 @@ def test_a_step_that_the_loss_scaler_threw_away_is_ordinary(tmp_path: Path) -> N
     lab.monitor.finish()
     assert lab.monitor.first_non_finite is None
     assert [row["skipped"] for row in lab.rows()] == [False, False, True, False, False]
+
+
+def test_a_device_that_has_failed_does_not_leave_the_terminal_with_a_bar(tmp_path: Path) -> None:
+    """A meta tensor stands in for a GPU after an error: reading it raises."""
+    lab = Lab(tmp_path, terminal=True)
+    lab.monitor.start(0, 10)
+    lab.run(1, 1)
+    lab.run(2, 2, result=lambda step: replace(plain(step), loss=torch.empty((), device="meta")))
+    assert "\x1b[?25l" in lab.stream.getvalue()  # the cursor is hidden while a bar is shown
+    with pytest.raises(NotImplementedError):
+        lab.monitor.finish()
+    assert lab.stream.getvalue().endswith("\x1b[?25h")
 
 
 def test_the_live_line_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
