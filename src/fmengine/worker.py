@@ -33,7 +33,7 @@ from fmengine.monitor import Monitor
 from fmengine.monitor import describe as describe_device
 from fmengine.monitor.logs import header, logging_to
 from fmengine.parallel import Topology
-from fmengine.prepare_run import Start, prepare_run
+from fmengine.prepare_run import CONVERTED, Start, prepare_run
 from fmengine.train import FitPlan, Validation, fit
 
 log = logging.getLogger(__name__)
@@ -149,8 +149,8 @@ def _train(order: Order, start: Start, owner: RunOwner | None, stream: TextIO) -
         about = describe(config, step=engine.step, samples=samples, layout=layout)
         keep = config.checkpoint.keep
         saved = save(config.run.dir, about, engine.save, collective=collective, keep=keep, owner=owner)
-        if order.rank == 0 and start.store is not None:
-            remove_tree(start.store)  # what this run has saved is at its own layout
+        if order.rank == 0:
+            _remove_converted(config.run.dir)  # what this run has saved is at its own layout
         return saved
 
     plan = FitPlan(steps, config.train.eval_interval, config.checkpoint.interval)
@@ -158,6 +158,14 @@ def _train(order: Order, start: Start, owner: RunOwner | None, stream: TextIO) -
     with Prefetch(loader, engine.step, steps, pin_memory=pin) as batches, contextlib.ExitStack() as stack:
         stack.callback(monitor.finish)
         fit(engine, batches, plan, validation=validation, save=save_engine, monitor=monitor)
+
+
+def _remove_converted(run_dir: Path) -> None:
+    """Every converted checkpoint, those of runs that were killed too; where one does not go, the others do not hang."""
+    try:
+        remove_tree(run_dir / CONVERTED)
+    except OSError as error:
+        log.warning("%s: could not be deleted: %s", run_dir / CONVERTED, error)
 
 
 def _say(text: str, stream: TextIO) -> None:
