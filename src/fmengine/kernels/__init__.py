@@ -1,1 +1,1 @@
-"""Kernels, chosen once by an enum in the config; the choice is logged."""
+"""Kernels, chosen once when the model is built; the choice is logged."""
