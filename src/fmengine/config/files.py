@@ -1,5 +1,6 @@
 """What a config names on disk: inputs that must be there and be whole, a run folder that must take the output."""
 
+import glob
 import shutil
 import tempfile
 from pathlib import Path
@@ -94,6 +95,9 @@ def output_problems(config: Config) -> list[Problem]:
     Nothing is made: the nearest folder that exists is tried with a file that has no name.
     """
     run = config.run.dir
+    if glob.escape(str(run)) != str(run):
+        text = f"{run}: DeepSpeed looks for its checkpoints by a pattern, so without *, ? and [; choose another name"
+        return [problem("run.dir", text)]
     folder = run.absolute()
     try:
         while not folder.exists() and folder != folder.parent:

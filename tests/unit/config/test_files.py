@@ -89,6 +89,13 @@ def test_a_run_folder_below_a_file(tmp_path: Path) -> None:
     assert "is a file" in text
 
 
+@pytest.mark.parametrize("name", ["lr[3e-4]", "run*", "run?"])
+def test_a_run_folder_whose_checkpoints_deepspeed_would_not_find_again(tmp_path: Path, name: str) -> None:
+    ((key, text),) = mistakes(config(tmp_path, f"run.dir='{tmp_path / name}'"))
+    assert key == "run.dir"
+    assert "without *, ? and [" in text
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 def test_a_run_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def refuse(**_: Any) -> NoReturn:
