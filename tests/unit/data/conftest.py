@@ -1,14 +1,9 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from tokenizers import Tokenizer
 
 from fmengine.data.tokenizer import save_tokenizer, train_bpe
-
-# A busy machine must not fail a test.
-settings.register_profile("data", deadline=None)
-settings.load_profile("data")
 
 WORDS = "the quick brown fox jumps over the lazy dog and the naïve café owner says 'über' to 東京 "
 
