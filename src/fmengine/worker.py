@@ -24,7 +24,7 @@ from fmengine.data.tokenizer import load_tokenizer, token_byte_lengths
 from fmengine.data.tokens import TokenReader
 from fmengine.engine import process_group
 from fmengine.engine.build import Build, Engine, build, shard_splitter
-from fmengine.errors import PeerLostError, UserError
+from fmengine.errors import PeerLostError
 from fmengine.launch.ranks import Ranks
 from fmengine.models.registry import family_of
 from fmengine.models.resolved import known
@@ -104,8 +104,6 @@ def work(order: Order) -> None:
         UserError: something the user can mend, on every rank that noticed.
         PeerLostError: another rank is gone.
     """
-    if order.config.train.precision == "fp16" and order.device.type == "cpu":
-        raise UserError("train.precision: DeepSpeed does not run fp16 on a CPU; use bf16 or fp32")
     run_dir = order.config.run.dir
     lines = header(order.command, order.config_path)
     with (

@@ -57,16 +57,20 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     workers = args.workers or ranks.world_size
     if workers == 1:
         return _work(args, alone(gpus=gpus))
-    _check(args, workers)  # once, and not by every worker
+    _check(args, workers, "cuda" if gpus else "cpu")  # once, and not by every worker
     return run_workers(sys.argv[1:], workers, environ, gpus=gpus)
 
 
-def _check(args: argparse.Namespace, world_size: int) -> "Config":
+def _check(args: argparse.Namespace, world_size: int, device: str) -> "Config":
     from fmengine.config.check import check_or_raise
     from fmengine.config.load import load_with_source
+    from fmengine.config.source import problem
 
     config, source = load_with_source(args.config, args.sets)
     check_or_raise(config, world_size, source)
+    if device == "cpu" and config.train.precision == "fp16":
+        text = "DeepSpeed does not run fp16 on a CPU; use bf16 or fp32"
+        raise UserError(source.line(problem("train.precision", text)))
     return config
 
 
@@ -74,7 +78,7 @@ def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
     """Be a rank."""
     from fmengine.config.load import load
 
-    config = _check(args, ranks.world_size) if ranks.rank == 0 else load(args.config, args.sets)
+    config = _check(args, ranks.world_size, ranks.device) if ranks.rank == 0 else load(args.config, args.sets)
     os.environ.update(library_variables(ranks, os.environ))
     # with it DeepSpeed reduces through shared memory, whose kernel ignores process groups and spins for a dead rank
     os.environ.pop("LOCAL_SIZE", None)
