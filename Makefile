@@ -42,8 +42,6 @@ NO_TORCH += for the CPU: set TORCH_CPU, for example make train TORCH_CPU='--inde
 	that https://pytorch.org/get-started/locally names for Linux, Pip, CPU, or TORCH_CPU=FOLDER with the wheel in it
 endif
 
-# DeepSpeed compiles one op for CPU processes at its first use: here, once, and not by many ranks at a time.
-export TORCH_EXTENSIONS_DIR := $(abspath $(VENV))/torch_extensions
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
@@ -91,7 +89,7 @@ lock: install
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-install: $(DONE)/project $(DONE)/ops
+install: $(DONE)/project
 
 $(DONE)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit("FMEngine needs Python 3.11 or newer; say which with: make PYTHON=python3.11" \
@@ -115,11 +113,4 @@ $(DONE)/lock: $(LOCK) $(DONE)/torch-$(TORCH_VERSION)
 
 $(DONE)/project: pyproject.toml $(DONE)/lock
 	$(PIP) --no-deps --no-build-isolation --editable .
-	touch $@
-
-$(DONE)/ops: $(DONE)/lock
-	@echo "compiling DeepSpeed's communication op for CPU processes"
-	@$(BIN)/python -c "from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder; \
-		ShareMemCommBuilder().load(verbose=False)" >$(VENV)/ops.log 2>&1 || { tail -n 20 $(VENV)/ops.log >&2; \
-		echo "error: DeepSpeed's op does not compile; it needs a C++ compiler and Python's headers" >&2; exit 2; }
 	touch $@

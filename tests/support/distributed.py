@@ -61,7 +61,6 @@ def worker_environment(rank: int, world_size: int, port: int, extra: Mapping[str
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "PYTEST_"))}
     # DeepSpeed's shared-memory all-reduce is on where LOCAL_SIZE is the world size; it ignores groups.
     environment.pop("LOCAL_SIZE", None)
-    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     python_path = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
     environment |= {
         "RANK": str(rank),

@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fmengine.commands.arguments import add_config, positive
@@ -79,7 +78,7 @@ def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
     from fmengine.config.load import load
 
     config = _check(args, ranks.world_size, ranks.device) if ranks.rank == 0 else load(args.config, args.sets)
-    os.environ.update(library_variables(ranks, os.environ))
+    os.environ.update(library_variables(ranks))
     # with it DeepSpeed reduces through shared memory, whose kernel ignores process groups and spins for a dead rank
     os.environ.pop("LOCAL_SIZE", None)
     from fmengine.worker import Order, work
@@ -88,13 +87,12 @@ def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
     return 0
 
 
-def library_variables(ranks: "Ranks", environ: Mapping[str, str]) -> dict[str, str]:
+def library_variables(ranks: "Ranks") -> dict[str, str]:
     """What DeepSpeed and torch read from the environment themselves, for a detected rank.
 
     LOCAL_RANK is the index of this rank's device: DeepSpeed makes that device the current one.
     """
     kind, _, index = ranks.device.partition(":")
-    built = Path(sys.prefix) / "torch_extensions"
     variables = {
         "RANK": str(ranks.rank),
         "LOCAL_RANK": index or str(ranks.local_rank),
@@ -104,6 +102,4 @@ def library_variables(ranks: "Ranks", environ: Mapping[str, str]) -> dict[str, s
     }
     if kind == "cpu":
         variables |= {"DS_ACCELERATOR": "cpu"}
-    if "TORCH_EXTENSIONS_DIR" not in environ and built.is_dir():
-        variables |= {"TORCH_EXTENSIONS_DIR": str(built)}
     return variables
