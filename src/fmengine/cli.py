@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from fmengine import __version__
 from fmengine.errors import PeerLostError, UserError
+from fmengine.start.variants import IMAGE
 
 COMMANDS = {
     "train": "train a model; in a run folder, go on from its newest whole checkpoint",
@@ -21,6 +22,7 @@ COMMANDS = {
     "validate": "check a config without a GPU, before a job is queued",
     "export": "write a checkpoint as a folder that Hugging Face Transformers loads, and verify it",
     "generate": "print a sample from a checkpoint",
+    "doctor": "say whether every component is here, imports and runs",
     "env": "say which rank of how many this process is, and why",
     "schema": "print the JSON Schema of a config file, for editors",
 }
@@ -75,6 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = next((word for word in arguments if not word.startswith("-")), None)
     parser = build_parser(name)
     try:
+        if IMAGE in os.environ and name is not None and name == arguments[0] and name in COMMANDS:
+            from fmengine.start.begin import begin
+
+            begin(arguments, os.environ)
+        if name is not None and name not in COMMANDS:
+            parser.print_help(sys.stderr)
         args = parser.parse_args(arguments)
         if args.command is None:
             parser.print_help()
