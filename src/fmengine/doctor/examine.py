@@ -66,7 +66,9 @@ def machine_rows(environ: Mapping[str, str], machine: Machine, problems: Sequenc
         problems: what else the start found.
     """
     rows = [_gpu_row(environ, machine), _glibc_row(machine), _memory_row(environ, machine)]
-    rows += [_folder_row(name, environ, machine) for name in ("TMPDIR", "HOME", *VARIABLES)]
+    names = ["HOME", *(name for name in VARIABLES if name in environ)]
+    rows.append(_folder_row("TMPDIR", {"TMPDIR": "/tmp", **environ}, machine))
+    rows += [_folder_row(name, environ, machine) for name in names]
     return rows + [Row("start", FAILS, True, detail=problem, advice="see the line") for problem in problems]
 
 
@@ -116,8 +118,8 @@ def _memory_row(environ: Mapping[str, str], machine: Machine) -> Row:
 def _folder_row(name: str, environ: Mapping[str, str], machine: Machine) -> Row:
     value = environ.get(name)
     inside = IMAGE in environ
-    if value is None:
-        return Row(name, ABSENT, False, detail="not set")
+    if not value:
+        return Row(name, ABSENT, inside, detail="not set", advice=f"set {name}")
     baked = Path(value).is_relative_to(machine.prefix)
     if baked or writable(Path(value), machine):
         return Row(name, OK, inside, detail=f"{value}{' (part of the image)' if baked and inside else ''}")

@@ -28,6 +28,9 @@ VARIABLES = {
 }
 """Variable to its folder in a rank's."""
 
+BAKED = "TORCH_EXTENSIONS_DIR"
+"""What the image may have compiled already, in a folder of its Python environment."""
+
 
 @dataclass
 class Folders:
@@ -145,6 +148,8 @@ def _private(base: Path, machine: Machine) -> str | None:
 def _keeps(variable: str, environ: Mapping[str, str], machine: Machine, base: Path, result: Folders) -> bool:
     """Whether a cache stays where it is: the user's choice and writable, or part of the image."""
     value = environ.get(variable)
+    if variable == BAKED and not value and (machine.prefix / "torch_extensions").is_dir():  # `train` points there
+        return True
     if not value or Path(value).is_relative_to(base):  # ours, of the parent process: each rank has its own
         return False
     if Path(value).is_relative_to(machine.prefix):
