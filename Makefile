@@ -6,7 +6,7 @@
 #              or pip options (an index option, say). Not needed where pip's own settings know such a place.
 #   RUN        run folder of `make train`
 #   ARGS       more arguments of `fmengine train`, for example "--set model.family=neox"
-#   LOCK_FLAGS more arguments of pip-compile in `make lock`: --upgrade takes the newest versions
+#   LOCK_FLAGS more arguments of pip-compile in `make lock`, and of uv in `make locks`: --upgrade takes the newest versions
 
 PYTHON ?= python3
 TORCH_CPU ?=
@@ -17,11 +17,13 @@ LOCK_FLAGS ?=
 TORCH_VERSION := 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-LOCK := containers/locks/cpu.txt
+# What the cpu image runs with, what its build needs besides, and the developer's tools.
+LOCKS := $(addprefix containers/locks/,cpu.txt cpu-build.txt dev.txt)
 DONE := $(VENV)/done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 GPU := $(shell { test -e /proc/driver/nvidia/version || test -e /dev/nvidia0 || nvidia-smi -L; } >/dev/null 2>&1 && echo yes)
 SHELL_SCRIPTS = $(shell git ls-files '*.sh' .ci/run)
+pin = $(shell sed -n 's/^$1=//p' containers/versions.env)
 DOCKERFILES = $(shell git ls-files Dockerfile '*/Dockerfile')
 
 # A bare place is a folder or a page of wheels; anything that starts with a dash is pip's own option.
@@ -45,7 +47,7 @@ endif
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: train test test-all gpu-test check format lock install clean
+.PHONY: train test test-all gpu-test check format lock locks install clean
 
 train: install
 	$(BIN)/fmengine train --set run.dir=$(RUN) $(ARGS)
@@ -74,17 +76,29 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/shfmt --write --indent 4 $(SHELL_SCRIPTS)
 
-# Keeps the versions in the lock where they fit pyproject.toml. Run it on an x86 machine with no GPU.
+# Keeps the versions in the locks where they fit pyproject.toml. Run it on an x86 machine with no GPU. The second run
+# starts from the versions of the first and tells what runs from what develops.
+PIP_COMPILE = $(BIN)/python -m piptools compile --quiet $(TORCH_FROM) --generate-hashes --strip-extras --no-header \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --annotation-style line \
+	--unsafe-package torch --constraint build/locks/torch.txt
 lock: install
-	mkdir -p build
-	cp $(LOCK) build/lock.txt
-	echo "torch==$(TORCH_VERSION)+cpu" >build/torch.txt
-	$(BIN)/python -m piptools compile --quiet $(TORCH_FROM) --extra dev --generate-hashes --strip-extras --no-header \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --annotation-style line \
-		--unsafe-package torch --constraint build/torch.txt $(LOCK_FLAGS) --output-file build/lock.txt pyproject.toml
-	{ echo "# Made by 'make lock' from pyproject.toml. torch is not in it: the Makefile picks its build."; \
-		sed -e '/^$$/,$$d' build/lock.txt; } >build/cpu.txt
-	mv build/cpu.txt $(LOCK)
+	mkdir -p build/locks
+	cat $(LOCKS) >build/locks/all.txt
+	echo "torch==$(TORCH_VERSION)+cpu" >build/locks/torch.txt
+	$(PIP_COMPILE) $(LOCK_FLAGS) --extra dev --output-file build/locks/all.txt pyproject.toml
+	cp build/locks/all.txt build/locks/runtime.txt
+	$(PIP_COMPILE) --output-file build/locks/runtime.txt pyproject.toml
+	$(BIN)/python containers/locks/lock.py split build/locks
+
+# The locks of all image variants: containers/locks/README.md. uv resolves for machines that are not this one; it asks the
+# index in UV_DEFAULT_INDEX, pip's settings it does not know.
+locks: lock
+	rm -rf build/locks/wheels
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --python-version $(call pin,CPU_PYTHON) $(TORCH_FROM) \
+		--dest build/locks/wheels "torch==$(call pin,CPU_TORCH)"
+	$(BIN)/python -m venv build/locks/venv
+	build/locks/venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$(call pin,UV)"
+	$(BIN)/python containers/locks/lock.py images build/locks/venv/bin/uv build/locks $(LOCK_FLAGS)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -104,11 +118,11 @@ $(DONE)/torch-$(TORCH_VERSION): $(DONE)/venv
 	touch $@
 
 # DeepSpeed is built from source: what builds it is installed first, by hash like the rest.
-$(DONE)/lock: $(LOCK) $(DONE)/torch-$(TORCH_VERSION)
-	awk '/^[a-z]/ { keep = /^(setuptools|wheel)==/ } keep' $(LOCK) >$(VENV)/build.txt
-	@echo "installing the packages of $(LOCK)"
+$(DONE)/lock: $(LOCKS) $(DONE)/torch-$(TORCH_VERSION)
+	cat $(LOCKS) | awk '/^[a-z]/ { keep = /^(setuptools|wheel)==/ } keep' >$(VENV)/build.txt
+	@echo "installing the packages of $(LOCKS)"
 	$(PIP) --no-deps --require-hashes -r $(VENV)/build.txt
-	$(PIP) --no-deps --require-hashes --no-build-isolation -r $(LOCK)
+	$(PIP) --no-deps --require-hashes --no-build-isolation $(addprefix -r ,$(LOCKS))
 	touch $@
 
 $(DONE)/project: pyproject.toml $(DONE)/lock
