@@ -18,6 +18,7 @@ from fmengine.checkpoint.store import convert
 from fmengine.config.batch import BatchSizes
 from fmengine.config.dump import dump
 from fmengine.config.schema import Config
+from fmengine.data.loader import samples_per_epoch
 from fmengine.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,8 @@ def _resume(config: Config, sizes: BatchSizes, world_size: int, checkpoint: Path
     check_model(manifest, config.model, checkpoint)
     _check_order(manifest, config, sizes, checkpoint)
     _log_changes(manifest, config)
+    if manifest.step >= config.train.steps:
+        return Start(config, checkpoint, None, manifest.step)
     changes = layout_changes(manifest.layout, Layout.of(config, world_size))
     store = None
     if changes:
@@ -129,6 +132,12 @@ def _check_order(manifest: Manifest, config: Config, sizes: BatchSizes, checkpoi
         for key, (before, now) in wanted.items()
         if before != now
     ]
+    before, now = manifest.rng.get("samples_per_epoch"), samples_per_epoch(config.data)
+    if not problems and before not in (None, now):
+        problems = [
+            f"data: {now} samples in an epoch, but {checkpoint} was trained with {before}; give the data back, "
+            "data.validation and data.validation_fraction too, or choose another run.dir"
+        ]
     if problems:
         raise UserError(problems)
 

@@ -79,6 +79,7 @@ def fit(
         _evaluate(engine, 0, plan, validation, monitor)
     for step, micro_batches in steps:
         monitor.step(engine.train_step(micro_batches), step + 1)
+        _require_finite(monitor, step + 1)
         _evaluate(engine, step + 1, plan, validation, monitor)
         _save(engine, step + 1, plan, save, monitor)
 
@@ -95,15 +96,19 @@ def _save(engine: TrainEngine, done: int, plan: FitPlan, save: Callable[[TrainEn
     if not plan.saves(done):
         return
     with monitor.pause():
-        # every rank has read the same losses by now, so all of them stop here or none does
-        if monitor.first_non_finite is not None:
-            raise UserError(
-                f"the loss or its gradient is not finite since step {monitor.first_non_finite}, so step {done} is not "
-                "saved; resume from the last checkpoint with a lower optimizer.learning_rate or another run.seed"
-            )
+        _require_finite(monitor, done)
         started = time.monotonic()
         folder = save(engine)
     monitor.checkpoint(done, folder, time.monotonic() - started)
+
+
+def _require_finite(monitor: Monitor, done: int) -> None:
+    """Stop a run that computes nothing any more; every rank reads the same losses at the same steps, so all do."""
+    if monitor.first_non_finite is not None:
+        raise UserError(
+            f"the loss or its gradient is not finite since step {monitor.first_non_finite}, so step {done} is not "
+            "saved; resume from the last checkpoint with a lower optimizer.learning_rate or another run.seed"
+        )
 
 
 def _due(done: int, interval: int) -> bool:

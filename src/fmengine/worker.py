@@ -18,7 +18,7 @@ from fmengine.checkpoint.save import save
 from fmengine.checkpoint.store import ParameterStore
 from fmengine.config.batch import BatchSizes, solve
 from fmengine.config.schema import Config
-from fmengine.data.loader import EvalLoader, TrainLoader, split_documents
+from fmengine.data.loader import EvalLoader, TrainLoader, training_documents
 from fmengine.data.prefetch import Prefetch
 from fmengine.data.tokenizer import load_tokenizer, token_byte_lengths
 from fmengine.data.tokens import TokenReader
@@ -48,7 +48,8 @@ class Order:
         rank: this process.
         world_size: ranks of the run.
         device: this rank's device.
-        init_method: torch's rendezvous address.
+        host: rank 0's, where the ranks meet.
+        port: that rank 0 listens on.
         fresh: start over, even where there is a checkpoint.
         config_path: where the config came from, for the log.
         command: the command line, for the log.
@@ -58,7 +59,8 @@ class Order:
     rank: int
     world_size: int
     device: torch.device
-    init_method: str
+    host: str
+    port: int
     fresh: bool
     config_path: Path | None
     command: Sequence[str]
@@ -73,7 +75,8 @@ class Order:
             rank=known(ranks.rank),
             world_size=ranks.world_size,
             device=torch.device(ranks.device),
-            init_method=f"tcp://{ranks.master_addr}:{ranks.master_port}",
+            host=ranks.master_addr,
+            port=known(ranks.master_port),
             fresh=fresh,
             config_path=config_path,
             command=command,
@@ -111,14 +114,14 @@ def work(order: Order) -> None:
         contextlib.ExitStack() as stack,
     ):
         owner = start = None
-        if order.rank == 0:
-            owner = stack.enter_context(RunOwner(run_dir))
-            start = prepare_run(
-                order.config, order.sizes, order.world_size, fresh=order.fresh, say=lambda text: _say(text, stream)
-            )
-        process_group.start(
-            rank=order.rank, world_size=order.world_size, device=order.device, init_method=order.init_method
-        )
+        store = process_group.open_store(rank=order.rank, world_size=order.world_size, host=order.host, port=order.port)
+        with process_group.after_rank_0(store, order.rank):
+            if order.rank == 0:
+                owner = stack.enter_context(RunOwner(run_dir))
+                start = prepare_run(
+                    order.config, order.sizes, order.world_size, fresh=order.fresh, say=lambda text: _say(text, stream)
+                )
+        process_group.start(rank=order.rank, world_size=order.world_size, device=order.device, store=store)
         try:
             start = TorchCollective().broadcast_object(start)
             _train(order, start, owner, stream)
@@ -144,7 +147,9 @@ def _train(order: Order, start: Start, owner: RunOwner | None, stream: TextIO) -
 
     def save_engine(_: Any) -> Path:
         samples = engine.step * order.sizes.global_batch_size
-        about = describe(config, step=engine.step, samples=samples, layout=layout)
+        about = describe(
+            config, step=engine.step, samples=samples, layout=layout, samples_per_epoch=loader.samples_per_epoch
+        )
         keep = config.checkpoint.keep
         saved = save(config.run.dir, about, engine.save, collective=collective, keep=keep, owner=owner)
         if order.rank == 0:
@@ -182,6 +187,8 @@ def _engine(order: Order, start: Start) -> Engine:
         engine.restore(store, shard_splitter(plan), start.step)
     elif start.checkpoint is not None:
         engine.load(start.checkpoint / ENGINE)
+        if engine.step != start.step:
+            raise RuntimeError(f"DeepSpeed took up step {engine.step}, the checkpoint is of step {start.step}")
     return engine
 
 
@@ -199,7 +206,7 @@ def _weights(config: Config, start: Start, store: ParameterStore | None) -> Weig
 def _data(order: Order, config: Config) -> tuple[TrainLoader, Validation | None]:
     data, topology = config.data, order.topology
     reader = TokenReader(known(data.train))
-    training, held_out = split_documents(reader, data.validation_fraction if data.validation is None else 0.0)
+    training, held_out = training_documents(data, reader)
     common: dict[str, Any] = {
         "sequence_length": data.sequence_length,
         "topology": topology,

@@ -33,6 +33,10 @@ def checkpoints(run: Path) -> list[str]:
         ("batch.global_batch_size=8", "batch.global_batch_size: 8, but"),
         ("model.hidden_size=64", "checkpoint of another model: model.hidden_size is 32 there and 64 here"),
         ("model.rope_theta=5e5", "checkpoint of another model: model.rope_theta is 10000.0 there and 500000.0 here"),
+        (
+            "data.validation_fraction=0.3",
+            "data: 57 samples in an epoch, but run/checkpoints/step-00000004 was trained with 78",
+        ),
     ],
 )
 def test_a_config_that_the_run_cannot_go_on_with(zygote: Zygote, run: Path, change: str, text: str) -> None:

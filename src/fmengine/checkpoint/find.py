@@ -105,7 +105,7 @@ def resolve(checkpoint_or_run: Path) -> Path:
 
 def run_of(checkpoint: Path) -> Path:
     """The run folder around RUN/checkpoints/step-…."""
-    return checkpoint.resolve().parent.parent
+    return checkpoint.absolute().parent.parent
 
 
 def _vouched_manifest(checkpoint: Path) -> Manifest:

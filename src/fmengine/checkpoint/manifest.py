@@ -75,8 +75,9 @@ class Header(_Record):
         versions: of fmengine, torch, deepspeed and python that wrote it.
         layout: how the state is spread.
         model_fingerprint: digest of the architecture (`fingerprint`).
-        rng: what is needed to go on with the same random numbers (the loader and the initial weights
-            are functions of the seed; a model with dropout would add generator states).
+        rng: what is needed to go on with the same random numbers: the loader and the initial weights are
+            functions of the seed, the loader of the samples in an epoch too (None: not known); a model with
+            dropout would add generator states.
     """
 
     format_version: int = FORMAT_VERSION
@@ -105,7 +106,9 @@ class Manifest(Header):
         return ModelConfig.model_validate(self.config["model"])
 
 
-def describe(config: Config, *, step: int, samples: int, layout: Layout) -> Header:
+def describe(
+    config: Config, *, step: int, samples: int, layout: Layout, samples_per_epoch: int | None = None
+) -> Header:
     """The header for a state of a run under `config` (resolved), with the versions of this process."""
     return Header(
         step=step,
@@ -119,7 +122,7 @@ def describe(config: Config, *, step: int, samples: int, layout: Layout) -> Head
         },
         layout=layout,
         model_fingerprint=fingerprint(config.model),
-        rng={"seed": config.run.seed},
+        rng={"seed": config.run.seed, "samples_per_epoch": samples_per_epoch},
     )
 
 

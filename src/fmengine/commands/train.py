@@ -83,7 +83,9 @@ def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
     os.environ.pop("LOCAL_SIZE", None)
     from fmengine.worker import Order, work
 
-    work(Order.of(config, ranks, fresh=args.fresh, config_path=args.config, command=sys.argv))
+    # torchrun starts the same command anew after a failure: that is to go on, not to start over once more
+    fresh = args.fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    work(Order.of(config, ranks, fresh=fresh, config_path=args.config, command=sys.argv))
     return 0
 
 

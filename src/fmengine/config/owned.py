@@ -25,6 +25,8 @@ OWNED = {
     "torch_autocast": "train.precision",
     "data_types.grad_accum_dtype": "train.precision",
     "activation_checkpointing": "train.activation_checkpointing",
+    "checkpoint": "the checkpoint section",
+    "nebula": "the checkpoint section",
     "steps_per_print": "train.log_interval",
     "zero_allow_untested_optimizer": None,
     "zero_force_ds_cpu_optimizer": None,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fmengine.batch import IGNORE_INDEX, Batch
 from fmengine.config.batch import BatchSizes
+from fmengine.config.schema import DataConfig
 from fmengine.data.order import Permutation
 from fmengine.data.sample import PADDING, Packing, Windows, make_batch
 from fmengine.data.tokens import TokenReader
@@ -36,6 +37,24 @@ def split_documents(reader: TokenReader, validation_fraction: float) -> tuple[ra
             "give data.validation or set the fraction to 0"
         )
     return range(count - held_out), range(count - held_out, count)
+
+
+def training_documents(data: DataConfig, reader: TokenReader) -> tuple[range, range]:
+    """Documents of `data.train` to train on, and those held out: none where `data.validation` is given."""
+    return split_documents(reader, data.validation_fraction if data.validation is None else 0.0)
+
+
+def samples_per_epoch(data: DataConfig) -> int:
+    """Samples in one pass over the training documents; fixed costs only.
+
+    Raises:
+        UserError: `data.train` is missing, damaged or too short.
+    """
+    if data.train is None:
+        raise UserError("data.train: not given")
+    reader = TokenReader(data.train)
+    documents, _ = training_documents(data, reader)
+    return len(Windows(reader, documents, sequence_length=data.sequence_length, vocab_size=1))
 
 
 def _sequence_part(topology: Topology, sequence_length: int) -> slice:

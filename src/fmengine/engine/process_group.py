@@ -1,29 +1,72 @@
 """torch.distributed and DeepSpeed's view of it, started once from explicit ranks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from fmengine.errors import PeerLostError
 from fmengine.parallel import Topology
 
 TIMEOUT = timedelta(minutes=30)
 """How long a collective may wait before torch gives up; loading a large model is the longest wait."""
 
+PREPARED, PREPARATION = "fmengine/prepared", timedelta(days=1)
+"""Key that rank 0 sets when the run is prepared, and how long the others wait for it."""
+
 LOST_PEER = ("closed by peer", "reset by peer", "remote process exited")
 """In the messages of gloo (the first two) and NCCL."""
 
 
-def start(*, rank: int, world_size: int, device: torch.device, init_method: str) -> None:
+def open_store(*, rank: int, world_size: int, host: str, port: int) -> TCPStore:
+    """The key-value store that ranks meet in; rank 0 serves it, the others wait until it does.
+
+    Raises:
+        RuntimeError: rank 0 is not there in time, or its port is taken.
+    """
+    return TCPStore(host, port, world_size, is_master=rank == 0, wait_for_workers=False, timeout=TIMEOUT)
+
+
+@contextmanager
+def after_rank_0(store: Store, rank: int) -> Iterator[None]:
+    """A block that rank 0 alone has work in; the others go on when it is done, and end when it failed or is gone.
+
+    No collective is waiting meanwhile, so the work may take hours (a checkpoint of terabytes to convert).
+
+    Raises:
+        PeerLostError: on the others, where rank 0's block raised or its process died.
+    """
+    if rank == 0:
+        try:
+            yield
+        except BaseException:
+            store.set(PREPARED, "failed")
+            raise
+        store.set(PREPARED, "done")
+        return
+    yield
+    try:
+        store.wait([PREPARED], PREPARATION)
+        failed = store.get(PREPARED) != b"done"
+    except (RuntimeError, dist.DistNetworkError) as error:
+        raise PeerLostError(f"rank {rank} ends: rank 0 is gone; its line or log says why") from error
+    if failed:
+        raise PeerLostError(f"rank {rank} ends: rank 0 could not prepare the run; its line or log says why")
+
+
+def start(*, rank: int, world_size: int, device: torch.device, store: Store) -> None:
     """Join the process group (NCCL on GPUs with gloo for objects, gloo on CPUs) and tell DeepSpeed.
 
     Args:
         rank: this process.
         world_size: all processes; 1 makes a group of one.
         device: this rank's device; a GPU becomes the current one.
-        init_method: torch's rendezvous address, such as tcp://HOST:PORT.
+        store: what `open_store` gave.
     """
     import deepspeed
 
@@ -32,7 +75,7 @@ def start(*, rank: int, world_size: int, device: torch.device, init_method: str)
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
