@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_a_path_that_is_no_program(stubs: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     for path in (str(tmp_path / "config.yaml"), str(tmp_path), "/none/x"):
         assert run(stubs, path, "x") == (7, True, words(f"{stubs}/fmengine", path, "x"))
+
+
+def test_an_unknown_word_gets_help() -> None:
+    """Of the real command, which the entrypoint hands it to."""
+    command = [sys.executable, "-m", "fmengine", "trian"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "examples:" in done.stderr
+    assert "invalid choice: 'trian'" in done.stderr.splitlines()[-1]
 
 
 def test_a_shell(stubs: Path) -> None:

@@ -61,7 +61,10 @@ def test_a_library_that_needs_a_newer_glibc() -> None:
     }
     line = one("cpu", {}, host_libraries=libraries)
     assert line.startswith("/host/libfabric.so: this library of the host needs glibc 2.43, and the image has 2.41")
-    assert problems("cpu", {}, ["train"], machine(host_libraries={Path("/x"): (2, 9)}, glibc=(2, 36))) == []
+    assert (
+        problems("cpu", {}, ["train"], machine(host_libraries={Path("/x"): (2, 9), Path("/y"): (2, 36)}, glibc=(2, 36)))
+        == []
+    )
 
 
 def test_a_tiny_shared_memory() -> None:
