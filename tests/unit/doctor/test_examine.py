@@ -113,6 +113,17 @@ def test_what_the_start_found(tmp_path: Path) -> None:
     assert (row.wrong, row.detail) == (True, "no place")
 
 
+def test_what_was_compiled_beside_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(examine, "run_probes", lambda names, environ: seen.append(environ) or {})
+    monkeypatch.setattr(examine.sys, "prefix", str(tmp_path))
+    examine.component_rows({})
+    (tmp_path / "torch_extensions").mkdir()
+    examine.component_rows({})
+    examine.component_rows({"TORCH_EXTENSIONS_DIR": "/x"})
+    assert [environ.get("TORCH_EXTENSIONS_DIR") for environ in seen] == [None, f"{tmp_path}/torch_extensions", "/x"]
+
+
 def test_every_probe_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "run_probes", lambda names, environ: dict.fromkeys(names, FINE))
     rows = examine.component_rows({"FMENGINE_IMAGE": "cuda13"})
