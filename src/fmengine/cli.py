@@ -32,7 +32,7 @@ DESCRIPTION = "Train LLaMA and GPT-NeoX models with DeepSpeed, from text to a mo
 
 EPILOG = """\
 examples:
-  fmengine train                                    the default model on text that is already here, about a minute
+  fmengine train                                    the default model on text that is already here, some minutes
   fmengine train --set model.family=neox            the same as a GPT-NeoX
   fmengine prepare books.jsonl.zst --tokenizer tokenizer.json --out data/books
   fmengine validate config.yaml --world-size 32     exit code 0, or 2 and every mistake by file:line

@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="stop",
         help="a bad row ends the run and leaves nothing, or is left out and counted (%(default)s)",
     )
-    parser.add_argument("--eod", metavar="TOKEN", help="end-of-document token; by default the tokenizer's eos_token")
+    parser.add_argument(
+        "--eod",
+        metavar="TOKEN",
+        help="end-of-document token; by default the tokenizer's eos_token, else <|endoftext|>, </s> or the like",
+    )
     parser.add_argument("--force", action="store_true", help="replace an existing output")
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from fmengine.launch.ranks import Ranks
 
 EPILOG = """\
-Run twice, it goes on from the newest whole checkpoint in run.dir; --fresh starts over.
+Run twice, it goes on from the newest whole checkpoint in run.dir; --fresh starts over. Ctrl-C and SIGTERM stop it at
+once and save nothing: the steps after that checkpoint are done again (checkpoint.interval says how many at most).
 With N GPUs and no launcher it starts N workers here; under torchrun each process is one.
 
-  fmengine train                                    the default model, about a minute
+  fmengine train                                    the default model, some minutes
   fmengine train config.yaml --set train.steps=2000
   fmengine train config.yaml --workers 2            two processes, on CPUs too
   torchrun --nnodes 2 --nproc-per-node 4 ... -m fmengine train config.yaml

@@ -96,7 +96,9 @@ class TrainConfig(Section):
         default="none", description="full: recompute each block in the backward pass"
     )
     log_interval: int = Field(default=10, gt=0, description="steps between log lines; metrics.jsonl has them all")
-    eval_interval: int = Field(default=0, ge=0, description="steps between validations; 0: only at the end")
+    eval_interval: int = Field(
+        default=0, ge=0, description="steps between validations; 0: only before the first step and after the last"
+    )
     eval_samples: int = Field(default=512, gt=0, description="validation samples at most")
 
 
