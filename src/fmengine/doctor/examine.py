@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +11,7 @@ from fmengine.doctor.expected import expected, requirements, unfit
 from fmengine.doctor.probes import PROBES
 from fmengine.doctor.rows import ABSENT, FAILS, OK, Row, run_probes
 from fmengine.start import checks
-from fmengine.start.folders import BAKED, ROOM, VARIABLES, writable
+from fmengine.start.folders import ROOM, VARIABLES, writable
 from fmengine.start.machine import Machine
 from fmengine.start.variants import IMAGE, VARIANTS
 
@@ -21,10 +20,11 @@ GPU_QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,nohea
 
 def component_rows(environ: Mapping[str, str]) -> list[Row]:
     """A row for every component, in the table's order."""
-    needed = requirements(metadata.requires("fmengine") or [])
-    built = Path(sys.prefix) / "torch_extensions"
-    where = {BAKED: str(built)} if built.is_dir() else {}  # as `train` has it
-    return rows_of(run_probes([*PROBES], {**where, **environ}), environ.get(IMAGE), needed)
+    try:
+        needed = requirements(metadata.requires("fmengine") or [])
+    except metadata.PackageNotFoundError:  # run from its source, not installed: no requirement to hold versions against
+        needed = {}
+    return rows_of(run_probes([*PROBES], environ), environ.get(IMAGE), needed)
 
 
 def rows_of(results: Mapping[str, Mapping[str, Any]], variant: str | None, needed: Mapping[str, str]) -> list[Row]:
