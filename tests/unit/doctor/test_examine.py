@@ -113,15 +113,14 @@ def test_what_the_start_found(tmp_path: Path) -> None:
     assert (row.wrong, row.detail) == (True, "no place")
 
 
-def test_what_was_compiled_beside_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen: list[dict[str, str]] = []
-    monkeypatch.setattr(examine, "run_probes", lambda names, environ: seen.append(environ) or {})
-    monkeypatch.setattr(examine.sys, "prefix", str(tmp_path))
-    examine.component_rows({})
-    (tmp_path / "torch_extensions").mkdir()
-    examine.component_rows({})
-    examine.component_rows({"TORCH_EXTENSIONS_DIR": "/x"})
-    assert [environ.get("TORCH_EXTENSIONS_DIR") for environ in seen] == [None, f"{tmp_path}/torch_extensions", "/x"]
+def test_an_uninstalled_source_has_no_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> list[str]:
+        raise examine.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(examine.metadata, "requires", missing)
+    monkeypatch.setattr(examine, "run_probes", lambda names, environ: {"torch": {**FINE, "version": "0.1"}})
+    (row,) = examine.component_rows({})
+    assert not row.wrong
 
 
 def test_every_probe_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
