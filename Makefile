@@ -7,12 +7,14 @@
 #   RUN        run folder of `make train`
 #   ARGS       more arguments of `fmengine train`, for example "--set model.family=neox"
 #   LOCK_FLAGS more arguments of pip-compile in `make lock`, and of uv in `make locks`: --upgrade takes the newest versions
+#   VARIANT    of `make image`: cuda13, cuda12 or cpu; IMAGE, BASE, SECRETS, WHEELS, JOBS: see containers/build.sh; ARGS too
 
 PYTHON ?= python3
 TORCH_CPU ?=
 RUN ?= runs/default
 ARGS ?=
 LOCK_FLAGS ?=
+VARIANT ?=
 
 TORCH_VERSION := 2.13.0
 VENV := .venv
@@ -47,7 +49,7 @@ endif
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: train test test-all gpu-test check format lock locks install clean
+.PHONY: train test test-all test-images gpu-test image check format lock locks install clean
 
 train: install
 	$(BIN)/fmengine train --set run.dir=$(RUN) $(ARGS)
@@ -60,8 +62,15 @@ test: install
 test-all: install
 	$(BIN)/python tests/run.py --all
 
+# Needs root on Debian 12: it starts a dockerd of its own and builds the images that it tests.
+test-images: install
+	$(BIN)/python -m pytest tests/image
+
 gpu-test: install
 	$(BIN)/python -m pytest tests/gpu
+
+image:
+	containers/build.sh "$(VARIANT)" $(ARGS)
 
 check: install
 	$(BIN)/ruff format --check .
@@ -89,6 +98,7 @@ lock: install
 	cp build/locks/all.txt build/locks/runtime.txt
 	$(PIP_COMPILE) --output-file build/locks/runtime.txt pyproject.toml
 	$(BIN)/python containers/locks/lock.py split build/locks
+	$(PIP_COMPILE) $(LOCK_FLAGS) --output-file containers/locks/sbom.txt containers/locks/sbom.in
 
 # The locks of all image variants: containers/locks/README.md. uv resolves for machines that are not this one; it asks the
 # index in UV_DEFAULT_INDEX, pip's settings it does not know.
