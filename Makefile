@@ -130,7 +130,7 @@ $(DONE)/torch-$(TORCH_VERSION): $(DONE)/venv
 # DeepSpeed is built from source: what builds it is installed first, by hash like the rest.
 $(DONE)/lock: $(LOCKS) $(DONE)/torch-$(TORCH_VERSION)
 	cat $(LOCKS) | awk '/^[a-z]/ { keep = /^(setuptools|wheel)==/ } keep' >$(VENV)/build.txt
-	@echo "installing the packages of $(LOCKS)"
+	@echo "installing, some minutes: the packages of $(LOCKS)"
 	$(PIP) --no-deps --require-hashes -r $(VENV)/build.txt
 	$(PIP) --no-deps --require-hashes --no-build-isolation $(addprefix -r ,$(LOCKS))
 	touch $@

@@ -98,6 +98,8 @@ def resolve(checkpoint_or_run: Path) -> Path:
     if not checkpoint_or_run.is_dir():
         raise UserError(f"{checkpoint_or_run}: no such folder; give a run folder or one of its checkpoints/step-*")
     newest = find_newest(checkpoint_or_run)
+    if newest is None and (checkpoint_or_run / "config.json").is_file():
+        raise UserError(f"{checkpoint_or_run}: a model of Hugging Face, not a run; use it with Transformers")
     if newest is None:
         raise UserError(f"{checkpoint_or_run}: no whole checkpoint in it; give a run folder or a checkpoint")
     return newest

@@ -78,10 +78,10 @@ def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
     """Be a rank."""
     from fmengine.config.load import load
 
-    config = _check(args, ranks.world_size, ranks.device) if ranks.rank == 0 else load(args.config, args.sets)
-    os.environ.update(library_variables(ranks))
+    os.environ.update(library_variables(ranks, os.environ))
     # with it DeepSpeed reduces through shared memory, whose kernel ignores process groups and spins for a dead rank
     os.environ.pop("LOCAL_SIZE", None)
+    config = _check(args, ranks.world_size, ranks.device) if ranks.rank == 0 else load(args.config, args.sets)
     from fmengine.worker import Order, work
 
     # torchrun starts the same command anew after a failure: that is to go on, not to start over once more
@@ -90,7 +90,7 @@ def _work(args: argparse.Namespace, ranks: "Ranks") -> int:
     return 0
 
 
-def library_variables(ranks: "Ranks") -> dict[str, str]:
+def library_variables(ranks: "Ranks", environ: Mapping[str, str]) -> dict[str, str]:
     """What DeepSpeed and torch read from the environment themselves, for a detected rank.
 
     LOCAL_RANK is the index of this rank's device: DeepSpeed makes that device the current one.
@@ -104,5 +104,6 @@ def library_variables(ranks: "Ranks") -> dict[str, str]:
         "MASTER_PORT": str(ranks.master_port),
     }
     if kind == "cpu":
-        variables |= {"DS_ACCELERATOR": "cpu"}
+        # idle OpenMP threads otherwise spin, and take the cores from whoever shares them
+        variables |= {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "PASSIVE")}
     return variables

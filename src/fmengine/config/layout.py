@@ -89,7 +89,7 @@ def _world_problems(config: Config, world_size: int) -> list[Problem]:
     if world_size % model:
         text = (
             f"tensor {sizes[0]} x pipeline {sizes[1]} x sequence {sizes[2]} = {model} does not divide the world size "
-            f"{world_size}; change the number of GPUs or these sizes"
+            f"{world_size}; change the number of GPUs (of validate: --world-size) or these sizes"
         )
         return [problem("parallel", text)]
     try:

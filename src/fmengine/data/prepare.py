@@ -157,6 +157,8 @@ def _take(encoded: Encoded, writer: TokenWriter, rows: _Rows, on_error: str, on_
 
 def _refuse_occupied(out: Path, force: bool) -> None:
     """What TokenWriter does not look at: a folder's name as prefix, and a file where the manifest goes."""
+    if out.suffix in (".bin", ".idx"):
+        raise UserError(f"--out {out}: give the prefix of the two files, {out.with_suffix('')}")
     if out.is_dir():
         raise UserError(f"{out}: a folder; --out takes the prefix of the files, such as {out / 'train'}")
     if manifest_path(out).exists() and not force:

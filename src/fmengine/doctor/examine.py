@@ -3,11 +3,10 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fmengine.doctor.expected import expected, requirements, unfit
+from fmengine.doctor.expected import expected, required, unfit
 from fmengine.doctor.probes import PROBES
 from fmengine.doctor.rows import ABSENT, FAILS, OK, Row, run_probes
 from fmengine.start import checks
@@ -20,10 +19,7 @@ GPU_QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,nohea
 
 def component_rows(environ: Mapping[str, str]) -> list[Row]:
     """A row for every component, in the table's order."""
-    try:
-        needed = requirements(metadata.requires("fmengine") or [])
-    except metadata.PackageNotFoundError:  # run from its source, not installed: no requirement to hold versions against
-        needed = {}
+    needed = required()
     return rows_of(run_probes([*PROBES], environ), environ.get(IMAGE), needed)
 
 

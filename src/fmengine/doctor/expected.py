@@ -49,7 +49,15 @@ def expected(variant: str | None) -> frozenset[str]:
     """
     if variant is not None:
         return frozenset(VARIANTS.get(variant, BASE))
-    return frozenset(("python", "fmengine", "gloo", *requirements(metadata.requires("fmengine") or [])))
+    return frozenset(("python", "fmengine", "gloo", *required()))
+
+
+def required() -> dict[str, str]:
+    """`requirements` of this installation; none where it runs from its source, not installed."""
+    try:
+        return requirements(metadata.requires("fmengine") or [])
+    except metadata.PackageNotFoundError:
+        return {}
 
 
 def requirements(lines: Iterable[str]) -> dict[str, str]:

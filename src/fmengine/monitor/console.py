@@ -81,7 +81,7 @@ class LiveConsole:
             redirect_stdout=False,
             redirect_stderr=sys.stderr.isatty(),
         )
-        self._task = self._progress.add_task("the first step may compile")
+        self._task = self._progress.add_task("the first step is the slowest")
 
     def start(self, step: int, steps: int) -> None:
         """Show the bar."""

@@ -66,3 +66,10 @@ def test_no_workers_is_a_mistake(tmp_path: Path) -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys, fmengine.commands.prepare; print(sorted({'torch', 'numpy', 'tokenizers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["out.bin", "out.idx"])
+def test_a_file_name_in_place_of_the_prefix_is_refused(tmp_path: Path, tokenizer_dir: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    with pytest.raises(UserError, match=rf"--out .*{name}: give the prefix of the two files, .*/out$"):
+        run(tmp_path / "a.txt", "--tokenizer", tokenizer_dir, "--out", tmp_path / name, "--workers", 1)

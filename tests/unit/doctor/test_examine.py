@@ -1,3 +1,4 @@
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,9 @@ def test_what_the_start_found(tmp_path: Path) -> None:
 
 def test_an_uninstalled_source_has_no_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> list[str]:
-        raise examine.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(examine.metadata, "requires", missing)
+    monkeypatch.setattr(metadata, "requires", missing)
     monkeypatch.setattr(examine, "run_probes", lambda names, environ: {"torch": {**FINE, "version": "0.1"}})
     (row,) = examine.component_rows({})
     assert not row.wrong
