@@ -90,7 +90,7 @@ def test_the_world_is_a_multiple_of_the_model_parallel_size() -> None:
         (
             "parallel",
             "tensor 4 x pipeline 1 x sequence 1 = 4 does not divide the world size 6; "
-            "change the number of GPUs or these sizes",
+            "change the number of GPUs (of validate: --world-size) or these sizes",
         )
     ]
 
