@@ -8,6 +8,8 @@
 #   ARGS       more arguments of `fmengine train`, for example "--set model.family=neox"
 #   LOCK_FLAGS more arguments of pip-compile in `make lock`, and of uv in `make locks`: --upgrade takes the newest versions
 #   VARIANT    of `make image`: cuda13, cuda12 or cpu; IMAGE, BASE, SECRETS, WHEELS, JOBS: see containers/build.sh; ARGS too
+#   FROM       of `make sif`: where the image is, docker-daemon by default, or mirrors to do without Docker; IMAGE, MKSQUASHFS:
+#              see containers/sif.sh. SIF is the file that it makes
 
 PYTHON ?= python3
 TORCH_CPU ?=
@@ -15,6 +17,8 @@ RUN ?= runs/default
 ARGS ?=
 LOCK_FLAGS ?=
 VARIANT ?=
+FROM ?= docker-daemon
+SIF ?= build/images/fmengine-$(VARIANT).sif
 
 TORCH_VERSION := 2.13.0
 VENV := .venv
@@ -49,7 +53,7 @@ endif
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: train test test-all test-images gpu-test image check format lock locks install clean
+.PHONY: train test test-all test-images gpu-test image sif check format lock locks install clean
 
 train: install
 	$(BIN)/fmengine train --set run.dir=$(RUN) $(ARGS)
@@ -71,6 +75,9 @@ gpu-test: install
 
 image:
 	containers/build.sh "$(VARIANT)" $(ARGS)
+
+sif:
+	containers/sif.sh "$(VARIANT)" "$(FROM)" "$(IMAGE)" "$(SIF)"
 
 check: install
 	$(BIN)/ruff format --check .

@@ -24,8 +24,7 @@ sid() {
 
 download() {
     local mirror
-    # shellcheck disable=SC2016 # a word of apt's
-    mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' | head -n 1)
+    mirror=$("$(dirname "$0")/mirrors.sh" | head -n 1)
     mkdir -p "$work"/{lists/partial,cache/archives/partial,debs}
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror sid main" >"$work/sources.list"
     sid update
