@@ -44,9 +44,15 @@ def train_applied(engine, plan) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_resume_is_bit_identical(stage, tmp_path: Path):
+@pytest.fixture
+def deterministic():
     torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_resume_is_bit_identical(stage, tmp_path: Path, deterministic):
     prefix = make_data(tmp_path)
     engine, plan = make_engine(case(stage, "bf16"), device=DEVICE)
     loader = loader_of(plan, prefix)
