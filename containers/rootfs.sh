@@ -95,7 +95,7 @@ share() {
 
 # The site's settings and traces of this machine.
 forget() {
-    rm -f "$system"/etc/{resolv.conf,hostname,machine-id} "$system/etc/apt/sources.list" "$system"/etc/apt/apt.conf.d/99mmdebstrap
+    rm -f "$system"/etc/{resolv.conf,hostname,hosts,machine-id,apt/sources.list,apt/apt.conf.d/99mmdebstrap} "$system"/etc/*-
     touch "$system"/etc/{resolv.conf,hosts,machine-id}
     rm -rf "$system"/tmp/* "$system"/var/tmp/*
 }
