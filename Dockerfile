@@ -14,6 +14,9 @@ ARG BASE
 
 # A folder of wheels that the site's index does not have: `--build-context wheels=FOLDER` takes this stage's place.
 FROM scratch AS wheels
+# A mount of a context itself would be new to BuildKit each time.
+FROM scratch AS site-wheels
+COPY --from=wheels . /
 
 FROM ${BASE} AS system-cpu
 RUN --mount=type=bind,source=containers/scripts/system.sh,target=/run/build/system.sh \
@@ -42,7 +45,7 @@ ARG VARIANT
 RUN --mount=type=bind,source=containers/locks,target=/run/build/locks \
     --mount=type=bind,source=containers/scripts/pip.sh,target=/run/build/pip.sh \
     --mount=type=bind,source=containers/scripts/packages.sh,target=/run/build/packages.sh \
-    --mount=type=bind,from=wheels,target=/run/build/wheels \
+    --mount=type=bind,from=site-wheels,target=/run/build/wheels \
     --mount=type=secret,id=ca.crt --mount=type=secret,id=pip.conf \
     --mount=type=cache,id=fmengine-pip,target=/root/.cache/pip \
     /run/build/packages.sh "${VARIANT}"
@@ -52,7 +55,7 @@ ARG VARIANT
 RUN --mount=type=bind,source=containers/locks,target=/run/build/locks \
     --mount=type=bind,source=containers/scripts/pip.sh,target=/run/build/pip.sh \
     --mount=type=bind,source=containers/scripts/compiler.sh,target=/run/build/compiler.sh \
-    --mount=type=bind,from=wheels,target=/run/build/wheels \
+    --mount=type=bind,from=site-wheels,target=/run/build/wheels \
     --mount=type=secret,id=ca.crt --mount=type=secret,id=pip.conf \
     --mount=type=cache,id=fmengine-pip,target=/root/.cache/pip \
     /run/build/compiler.sh "${VARIANT}"
@@ -100,7 +103,10 @@ ENV PATH=/usr/local/sbin:/usr/local/bin:/opt/fmengine/bin:/usr/sbin:/usr/bin:/sb
 COPY --chmod=755 entrypoints/fmengine.sh /usr/local/bin/fmengine
 COPY --chmod=755 entrypoints/entrypoint.sh /usr/local/bin/entrypoint.sh
 COPY --chmod=644 LICENSE /usr/share/fmengine/LICENSE
-RUN --mount=type=bind,target=/run/build/source,rw \
+RUN --mount=type=bind,source=src,target=/run/build/source/src \
+    --mount=type=bind,source=pyproject.toml,target=/run/build/source/pyproject.toml \
+    --mount=type=bind,source=README.md,target=/run/build/source/README.md \
+    --mount=type=bind,source=LICENSE,target=/run/build/source/LICENSE \
     --mount=type=bind,source=containers/scripts/project.sh,target=/run/build/project.sh \
     /run/build/project.sh /run/build/source
 
