@@ -16,29 +16,19 @@ from fmengine.checkpoint.save import save
 from fmengine.checkpoint.store import ParameterStore, convert
 from fmengine.commands import export as export_command
 from fmengine.commands import generate as generate_command
-from fmengine.config.model import ModelConfig
 from fmengine.data.tokenizer import save_tokenizer, train_bpe
 from fmengine.errors import UserError
 from support.checkpoints import header
+from support.models import tiny_config
 
-MODEL = ModelConfig(
-    family="llama",
+MODEL = tiny_config(
+    "llama",
     vocab_size=270,
     pad_vocab_to_multiple_of=64,
     hidden_size=16,
     intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
     num_key_value_heads=2,
-    head_dim=4,
     max_position_embeddings=32,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    attention_bias=False,
-    mlp_bias=False,
-    hidden_act="silu",
-    tie_word_embeddings=False,
-    initializer_range=0.02,
 )
 
 

@@ -17,28 +17,19 @@ from fmengine.checkpoint.find import find_newest, verify
 from fmengine.checkpoint.manifest import Layout
 from fmengine.checkpoint.reader import StateReader, open_unchecked
 from fmengine.checkpoint.save import save
-from fmengine.config.model import ModelConfig
 from fmengine.errors import UserError
 from support.checkpoints import header
+from support.models import tiny_config
 from support.tiny import tiny_engine, train
 
-MODEL = ModelConfig(
-    family="llama",
+MODEL = tiny_config(
+    "llama",
     vocab_size=12,
     hidden_size=8,
-    num_hidden_layers=2,
     num_attention_heads=2,
     num_key_value_heads=1,
-    head_dim=4,
     intermediate_size=12,
     max_position_embeddings=16,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    attention_bias=False,
-    mlp_bias=False,
-    hidden_act="silu",
-    tie_word_embeddings=False,
-    initializer_range=0.02,
 )
 
 

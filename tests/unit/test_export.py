@@ -22,42 +22,24 @@ from fmengine.export_check import ExportMismatchError
 from fmengine.kernels.attention import dense_attention
 from fmengine.models.registry import build, family_of
 from fmengine.models.weights import from_pretrained, from_seed, load_weights
+from support.models import tiny_config
 
-LLAMA = ModelConfig(
-    family="llama",
+LLAMA = tiny_config(
+    "llama",
     vocab_size=270,
     pad_vocab_to_multiple_of=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
     num_key_value_heads=2,
-    head_dim=8,
     max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    rope_theta=5e4,
-    attention_bias=False,
-    mlp_bias=False,
-    hidden_act="silu",
-    tie_word_embeddings=False,
+    rope_theta=50000.0,
     initializer_range=0.2,
 )
-NEOX = ModelConfig(
-    family="neox",
+NEOX = tiny_config(
+    "neox",
     vocab_size=270,
     pad_vocab_to_multiple_of=64,
-    hidden_size=32,
     intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
     max_position_embeddings=64,
-    layer_norm_eps=1e-5,
-    rope_theta=1e4,
     rotary_pct=0.5,
-    use_parallel_residual=True,
-    attention_bias=True,
-    hidden_act="gelu",
-    tie_word_embeddings=False,
     initializer_range=0.2,
 )
 SCALING = RopeScaling(rope_type="llama3", factor=4.0, original_max_position_embeddings=16)

@@ -7,12 +7,12 @@ import torch
 
 from fmengine.commands.export import size
 from fmengine.commands.generate import add_arguments
-from fmengine.config.model import ModelConfig
 from fmengine.generate import load_model, sample
 from fmengine.models.weights import from_seed
+from support.models import tiny_config
 
-MODEL = ModelConfig(
-    family="neox",
+MODEL = tiny_config(
+    "neox",
     vocab_size=30,
     pad_vocab_to_multiple_of=32,
     hidden_size=16,
@@ -20,14 +20,7 @@ MODEL = ModelConfig(
     num_hidden_layers=1,
     num_attention_heads=2,
     max_position_embeddings=8,
-    layer_norm_eps=1e-5,
-    rope_theta=1e4,
     rotary_pct=0.5,
-    use_parallel_residual=True,
-    attention_bias=True,
-    hidden_act="gelu",
-    tie_word_embeddings=False,
-    initializer_range=0.02,
 )
 
 

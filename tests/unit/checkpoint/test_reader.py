@@ -10,31 +10,24 @@ from fmengine.checkpoint.find import verify
 from fmengine.checkpoint.manifest import Layout, complete
 from fmengine.checkpoint.reader import StateReader, merge_by_plan, open_state
 from fmengine.checkpoint.zero_files import Kind, PartitionedShard, WholeShard
-from fmengine.config.model import ModelConfig
 from fmengine.errors import UserError
 from fmengine.models.registry import family_of
 from fmengine.models.tensor_plan import find_entry, split_shard
 from fmengine.models.weights import from_seed
 from support.checkpoints import header, save_step
+from support.models import tiny_config
 
-LLAMA = ModelConfig(
-    family="llama",
+LLAMA = tiny_config(
+    "llama",
     vocab_size=10,
     pad_vocab_to_multiple_of=4,
     hidden_size=8,
     intermediate_size=12,
     num_hidden_layers=1,
-    num_attention_heads=4,
     num_key_value_heads=2,
-    head_dim=2,
     max_position_embeddings=16,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
     attention_bias=True,
     mlp_bias=True,
-    hidden_act="silu",
-    tie_word_embeddings=False,
-    initializer_range=0.02,
 )
 
 
