@@ -53,9 +53,8 @@ inside() {
         for file in resolv.conf hosts; do
             [ ! -e "/etc/$file" ] || { touch "$tree/etc/$file"; mount --bind "/etc/$file" "$tree/etc/$file"; }
         done
-        export CUDA_ARCHITECTURES JOBS HOME=/root LANG=C.UTF-8
-        export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-        exec chroot "$tree" "$@"
+        exec env -i CUDA_ARCHITECTURES="$CUDA_ARCHITECTURES" JOBS="$JOBS" HOME=/root \
+            PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin chroot "$tree" "$@"
     ' bash "$tree" "$shared" "$secrets" "$cache" "$build/opt/sbom" "$@" >"$log" 2>&1 || {
         cat "$log" >&2
         fail "$* failed"
