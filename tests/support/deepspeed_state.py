@@ -3,12 +3,13 @@
 The recipes that tests/contract pins: what must be done around `safe_get_*` and `safe_set_*` for them to work.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from fmengine.engine.restore import MOMENTS, restore_parameters
 
 State = dict[str, dict[str, Tensor]]
 """Parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> full float32 tensor."""
@@ -44,54 +45,26 @@ def read_state(engine: Any) -> State:
 
 
 def write_state(engine: Any, state: State, step: int) -> None:
-    """Put full state into an engine that has taken no step. Collective."""
-    _make_moments(engine, step)
-    link_moments(engine)
-    for name, parameter in engine.module.named_parameters():
-        if hasattr(parameter, "ds_id"):
-            _write_zero3(parameter, state[name])
-        elif hasattr(parameter, "_hp_mapping"):
-            _write_zero12(parameter, state[name])
-        else:
-            with torch.no_grad():
-                parameter.copy_(state[name]["weight"])
-            for key in MOMENTS:
-                base_optimizer(engine).state[parameter][key].copy_(state[name][key])
+    """Put full state into an engine that has taken no step, as the product does it. Collective."""
+    parameters = dict(engine.module.named_parameters())
+    restore_parameters(engine, parameters, InMemory(state, step), lambda _name, tensor: tensor, step)
 
 
-def _make_moments(engine: Any, step: int) -> None:
-    base = base_optimizer(engine)
-    # ZeRO-3 keeps its partitions (one a sub-group) and lends them to the optimizer inside step().
-    partitions = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
-    for partition in partitions or [one for group in base.param_groups for one in group["params"]]:
-        base.state[partition] = {key: torch.zeros_like(partition) for key in MOMENTS}
-        base.state[partition]["step"] = torch.tensor(float(step))
+@dataclass(frozen=True)
+class InMemory:
+    """A `ParameterState` over tensors at hand."""
 
+    state: State
+    step: int
 
-def _write_zero12(parameter: nn.Parameter, values: dict[str, Tensor]) -> None:
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+    def names(self) -> list[str]:
+        """Every parameter."""
+        return list(self.state)
 
-    with torch.no_grad():
-        parameter.copy_(values["weight"])  # what the forward uses; the setters below leave it as it was
-    safe_set_full_fp32_param(parameter, values["weight"])
-    for key in MOMENTS:
-        safe_set_full_optimizer_state(parameter, values[key], key)
+    def weight(self, name: str) -> Tensor:
+        """The fp32 weight."""
+        return self.state[name]["weight"]
 
-
-def _write_zero3(parameter: Any, values: dict[str, Tensor]) -> None:
-    import deepspeed
-    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
-
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
-        parameter.copy_(values["weight"])  # what the forward uses; the setters below leave it as it was
-
-    def slice_of_this_rank(full: Tensor) -> Tensor:
-        size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()
-        padded = torch.zeros(size * torch.distributed.get_world_size())
-        padded[: full.numel()] = full.flatten()
-        return padded[size * rank : size * (rank + 1)]
-
-    # The full setters fail on the last ranks where the world size does not divide the parameter's size.
-    safe_set_local_fp32_param(parameter, slice_of_this_rank(values["weight"]))
-    for key in MOMENTS:
-        safe_set_local_optimizer_state(parameter, slice_of_this_rank(values[key]), key)
+    def moments(self, name: str) -> tuple[Tensor, Tensor]:
+        """AdamW's exp_avg and exp_avg_sq."""
+        return self.state[name]["exp_avg"], self.state[name]["exp_avg_sq"]

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from support.data import write_documents
+from support.deepspeed_state import read_state
 from support.training import LENGTH, ROWS, VOCAB, Case, make_engine
 
 HALF = 10
@@ -57,35 +57,13 @@ def go_on(engine: Any, loader: Any, steps: int) -> list[tuple[float, float, floa
     return results
 
 
-def state_of(engine: Any, plan: Any) -> dict[str, torch.Tensor]:
-    """Full fp32 weights and moments of this rank's parameters (its shards, under tensor parallelism)."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-    optimizer = engine._engine.optimizer
-    if hasattr(optimizer, "_hp_optimizer_states_linked"):
-        # ZeRO-1/2 links at the first group's first step, and so leaves the second group's moments unlinked
-        optimizer._hp_optimizer_states_linked = False
-        optimizer._lazy_init_hp_params_optimizer_state()
-    state = {}
-    for name, parameter in engine._state.parameters().items():
-        if plan.config.parallel.zero_stage == 0:
-            state[name] = parameter.detach().clone()
-            moments = engine._engine.optimizer.state[parameter]
-            state |= {f"{name} {key}": moments[key].clone() for key in ("exp_avg", "exp_avg_sq")}
-        else:
-            state[name] = safe_get_full_fp32_param(parameter).clone()
-            for key in ("exp_avg", "exp_avg_sq"):
-                state[f"{name} {key}"] = safe_get_full_optimizer_state(parameter, key).clone()
-    return state
-
-
 def straight_and_first_half(cases: list[Case], prefix: Path, folder: Path) -> list[Any]:
     """For each case: train 2 x HALF straight; then train HALF anew and save. Returns the straight results."""
     results = []
     for number, case in enumerate(cases):
         engine, plan = make_engine(case)
         loader = loader_of(plan, prefix)
-        results.append((go_on(engine, loader, 2 * HALF), state_of(engine, plan)))
+        results.append((go_on(engine, loader, 2 * HALF), read_state(engine._engine)))
         engine, plan = make_engine(case)
         go_on(engine, loader, HALF)
         write_checkpoint(engine, plan, folder / str(number))
@@ -98,7 +76,7 @@ def second_half(cases: list[Case], prefix: Path, folder: Path) -> list[Any]:
     for number, case in enumerate(cases):
         engine, plan = make_engine(case)
         engine.load(checkpoint_of(folder / str(number)) / "engine")
-        results.append((go_on(engine, loader_of(plan, prefix), HALF), state_of(engine, plan)))
+        results.append((go_on(engine, loader_of(plan, prefix), HALF), read_state(engine._engine)))
     return results
 
 
