@@ -33,35 +33,40 @@ words() {
         on && $1 == script { $1 = ""; print }' "$here/../Dockerfile"
 }
 
-# inside TREE SCRIPT...: a script of the Dockerfile, with that Dockerfile's mounts. They end with the namespace.
+# inside TREE SCRIPT...: a script of the Dockerfile, with that Dockerfile's mounts; they end with the namespace.
 inside() {
-    local tree=$1 log=$work/log
+    local tree=$1 log=$work/log mounts=("$shared:/run/build" "$secrets:/run/secrets") mount
     shift
     echo "rootfs.sh: $(basename "$tree"): $*"
-    mkdir -p "$tree"/run/{build,secrets} "$tree"/root/.cache/pip "$tree/var/cache/fmengine" "$tree/opt/sbom"
+    if [[ $tree == "$build" ]]; then
+        mounts+=("$cache/pip:/root/.cache/pip" "$cache/compiled:/var/cache/fmengine")
+    elif [[ -d $build/opt/sbom ]]; then
+        mounts+=("$build/opt/sbom:/opt/sbom")
+    fi
+    for mount in "${mounts[@]}"; do
+        mkdir -p "$tree${mount#*:}"
+    done
+    touch "$tree"/etc/{resolv.conf,hosts}
     # shellcheck disable=SC2016 # the inner shell's
     unshare --mount --propagation private --pid --fork bash -euc '
-        tree=$1 shared=$2 secrets=$3 cache=$4 sbom=$5
-        shift 5
+        tree=$1
+        shift
         mount -t proc proc "$tree/proc"
         mount --rbind /dev "$tree/dev"
-        mount --bind "$shared" "$tree/run/build"
-        mount --bind "$secrets" "$tree/run/secrets"
-        mount --bind "$cache/pip" "$tree/root/.cache/pip"
-        mount --bind "$cache/compiled" "$tree/var/cache/fmengine"
-        [ ! -d "$sbom" ] || [ "$sbom" = "$tree/opt/sbom" ] || mount --bind "$sbom" "$tree/opt/sbom"
-        for file in resolv.conf hosts; do
-            [ ! -e "/etc/$file" ] || { touch "$tree/etc/$file"; mount --bind "/etc/$file" "$tree/etc/$file"; }
+        while [ "$1" != -- ]; do
+            mount --bind "${1%%:*}" "$tree${1#*:}"
+            shift
         done
+        shift
         exec env -i CUDA_ARCHITECTURES="$CUDA_ARCHITECTURES" JOBS="$JOBS" HOME=/root \
             PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin chroot "$tree" "$@"
-    ' bash "$tree" "$shared" "$secrets" "$cache" "$build/opt/sbom" "$@" >"$log" 2>&1 || {
+    ' bash "$tree" "${mounts[@]}" /etc/resolv.conf:/etc/resolv.conf /etc/hosts:/etc/hosts -- "$@" >"$log" 2>&1 || {
         cat "$log" >&2
         fail "$* failed"
     }
-    # what pip leaves is the mount's, and what is left of the mounts is empty
-    rmdir "$tree"/run/{build,secrets} "$tree/root/.cache/pip" "$tree/root/.cache" "$tree/var/cache/fmengine" 2>/dev/null || true
-    rmdir "$tree/opt/sbom" 2>/dev/null || true
+    for mount in "${mounts[@]}"; do
+        rmdir "$tree${mount#*:}"
+    done
 }
 
 # The base: as Debian's slim image, without documentation.
