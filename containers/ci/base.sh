@@ -30,6 +30,8 @@ cat >"$work/clean" <<'CLEAN'
 set -eu
 rm -f "$1/etc/apt/sources.list" "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1"/etc/*-
 rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/var/cache/ldconfig/* "$1"/var/log/* "$1"/var/lib/dpkg/*-old
+: >"$1/etc/hostname"
+: >"$1/etc/resolv.conf"
 cp "$(dirname "$0")/debian.sources" "$1/etc/apt/sources.list.d/debian.sources"
 CLEAN
 chmod +x "$work/clean"

@@ -45,10 +45,10 @@ def test_an_unknown_word_gets_help(cpu_image: Image) -> None:
     assert "train a model" in cpu_image.run("trian").stderr
 
 
-def test_a_path_that_is_not_bound(cpu_image: Image, tmp_path: Path) -> None:
-    done = cpu_image.run("train", tmp_path / "train.yaml")
+def test_a_path_that_is_not_bound(cpu_image: Image) -> None:
+    done = cpu_image.run("train", "/scratch/me/train.yaml")
     assert done.code == 2
-    assert f"-v /{tmp_path.parts[1]}:/{tmp_path.parts[1]}" in done.stderr
+    assert "-v /scratch:/scratch" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
