@@ -52,7 +52,7 @@ def machine(**values: Any) -> Machine:
         "cwd": Path("/workspace"),
         "uid": os.getuid(),
         "user": "me",
-        "pid": 4711,
+        "process": "4711",
         "shared_memory": 8 << 30,
         "mounts": parse(DOCKER),
         "free_bytes": lambda folder: 1 << 30,

@@ -76,7 +76,7 @@ def local_rank(environ: Mapping[str, str]) -> str:
 
 def own_name(machine: Machine) -> str:
     """Name of the folder of a process that is in no job."""
-    return f"fmengine-{machine.uid}-process-{machine.pid}"
+    return f"fmengine-{machine.uid}-process-{machine.process}"
 
 
 def job_name(environ: Mapping[str, str], machine: Machine) -> str:
@@ -92,7 +92,7 @@ def job_name(environ: Mapping[str, str], machine: Machine) -> str:
 
 def unusable(folder: Path, machine: Machine) -> str | None:
     """Why one cannot write in a folder; None where one can. Tries it with a small file."""
-    probe = folder / f".fmengine-{machine.pid}"
+    probe = folder / f".fmengine-{machine.process}"
     try:
         if not folder.is_dir():
             return "is no folder here"

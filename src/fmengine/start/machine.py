@@ -58,6 +58,7 @@ class Machine:
         python: version of the interpreter, as (3, 13).
         ignores_environment: whether Python was told not to read PYTHON* variables (-I or -E).
         uses_user_site: whether packages of ~/.local can be imported.
+        process: a name that no other process of this node has.
         user: name of this user; None where the user id has none.
         shared_memory: size of /dev/shm in bytes; None where there is none.
         gpu_devices: NVIDIA's device files.
@@ -75,7 +76,7 @@ class Machine:
     ignores_environment: bool = True
     uses_user_site: bool = False
     uid: int = 1000
-    pid: int = 1
+    process: str = "1"
     user: str | None = None
     architecture: str = "x86_64"
     shared_memory: int | None = None
@@ -98,7 +99,7 @@ def look(environ: Mapping[str, str]) -> Machine:
         ignores_environment=bool(sys.flags.ignore_environment),
         uses_user_site=bool(user_site),
         uid=os.getuid(),
-        pid=os.getpid(),
+        process=_process(),
         user=_user(),
         architecture=platform.machine(),
         shared_memory=_size(Path("/dev/shm")),
@@ -135,6 +136,14 @@ def _cwd() -> Path:
         return Path.cwd()
     except FileNotFoundError:  # removed, or not bound
         return Path("/")
+
+
+def _process() -> str:
+    """Containers that share a folder number their processes alike: the number's name space makes it unique."""
+    try:
+        return f"{Path('/proc/self/ns/pid').stat().st_ino}-{os.getpid()}"
+    except OSError:
+        return str(os.getpid())
 
 
 def _user() -> str | None:

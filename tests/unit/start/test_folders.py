@@ -43,7 +43,7 @@ def test_a_local_worker_has_its_own_in_its_parents(tmp_path: Path) -> None:
     environ = {"TMPDIR": str(tmp_path)}
     parent = choose(environ, machine())
     environ |= {name: value for name, value in parent.changes.items() if value}
-    worker = choose({**environ, "LOCAL_RANK": "3"}, machine(pid=4712))
+    worker = choose({**environ, "LOCAL_RANK": "3"}, machine(process="4712"))
     base = tmp_path / OWN
     assert {Path(worker.changes[name] or "").parent for name in VARIABLES} == {base / "rank-3"}
     assert worker.changes["HOME"] == str(base / "rank-3" / "home")
