@@ -20,7 +20,7 @@ PRINT = 'printf "<%s>" "$@"'
 
 def steps(run: Path) -> list[int]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["step"] for row in rows if "loss" in row]
+    return [row["step"] for row in rows if row["kind"] == "train"]
 
 
 def bind(*places: str) -> list[str]:
@@ -41,11 +41,29 @@ def output(container: Container) -> Path:
     return folder
 
 
-def test_the_sif_has_no_other_owner_than_root(container: Container) -> None:
+@pytest.mark.parametrize("container", ["root"], indirect=True)
+def test_every_file_is_roots_and_none_a_device(container: Container) -> None:
     """Who has no subordinate ids could else not unpack it."""
-    find = "find / -xdev ! -user 0 -o -xdev ! -group 0 -o -xdev -type c -o -xdev -type b"
-    inside = container.execute("/bin/sh", "-c", f"cd /usr && {find.replace(' / ', ' /usr /opt /etc/apt /var/lib ')}")
-    assert (inside.code, inside.text) == (0, "")
+    find = [
+        "find",
+        "/usr",
+        "/opt",
+        "/etc/apt",
+        "/var",
+        "(",
+        "!",
+        "-user",
+        "0",
+        "-o",
+        "!",
+        "-group",
+        "0",
+        "-o",
+        "-type",
+        "b",
+    ]
+    found = container.execute(*find, "-o", "-type", "c", ")", options=["--contain"])
+    assert (found.code, found.text) == (0, "")
 
 
 def test_the_tests_of_the_definition_pass(container: Container) -> None:
@@ -58,7 +76,7 @@ def test_the_definition_says_what_it_is(container: Container) -> None:
     assert "apptainer run" in container.apptainer("run-help", container.sif).text
     labels = container.apptainer("inspect", "--json", container.sif).text
     assert json.loads(labels[labels.index("{") :])["data"]["attributes"]["labels"]["fmengine.variant"] == "cpu"
-    assert container.run("--version", app="train").code == 0
+    assert "usage: fmengine train" in container.run("--help", app="train").text
     assert "usage: fmengine doctor" in container.run("--help", app="doctor").text
 
 
@@ -73,10 +91,11 @@ def test_the_environment_is_the_images(container: Container) -> None:
 
 
 def test_arguments_arrive_as_they_are(container: Container) -> None:
+    """Not through spython, which leaves out empty ones."""
     expected = "".join(f"<{word}>" for word in WORDS)
-    assert container.run("shell", "-c", PRINT, "shell", *WORDS).text == expected
-    assert container.run("/usr/bin/printf", "<%s>", *WORDS).text == expected
-    assert container.execute("bash", "-c", PRINT, "shell", *WORDS).text == expected
+    commands = [["run", "shell", "-c", PRINT, "shell"], ["run", "/usr/bin/printf", "<%s>"]]
+    for verb, *command in [*commands, ["exec", "bash", "-c", PRINT, "shell"]]:
+        assert container.apptainer("--quiet", verb, container.sif, *command, *WORDS).text == expected
 
 
 @pytest.mark.parametrize(
@@ -113,10 +132,12 @@ def test_a_path_that_is_not_bound(container: Container, tmp_path: Path) -> None:
 
 
 def test_the_default_model_trains(container: Container, output: Path) -> None:
-    few = sets("train.steps=3", "train.eval_samples=8", "train.eval_interval=3", "run.dir=/out/run")
+    few = sets(
+        "train.steps=3", "schedule.warmup_steps=1", "train.eval_samples=8", "train.eval_interval=3", "run.dir=/out/run"
+    )
     done = container.run("train", *few, options=[*CLEAN, *OFFLINE, *bind(f"{output}:/out")])
     assert done.code == 0, done.text
-    assert steps(output / "run")[:3] == [1, 2, 3]
+    assert steps(output / "run") == [1, 2, 3]
     assert (output / "run/checkpoints/step-00000003/COMPLETE").exists()
     assert {path.stat().st_uid for path in output.rglob("*")} == {container.uid}
 
