@@ -27,7 +27,7 @@ RUN --mount=type=bind,source=containers/scripts/system.sh,target=/run/build/syst
 FROM ${BASE} AS system-cuda13
 RUN --mount=type=bind,source=containers/scripts/system.sh,target=/run/build/system.sh \
     --mount=type=secret,id=ca.crt --mount=type=secret,id=apt.conf --mount=type=secret,id=apt.sources \
-    /run/build/system.sh python3 tini gcc libc6-dev libpython3-dev ibverbs-providers libibverbs1 librdmacm1
+    /run/build/system.sh python3 tini gcc libc6-dev libpython3-dev ibverbs-providers libibverbs1 librdmacm1t64
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 FROM system-cuda13 AS system-cuda12
