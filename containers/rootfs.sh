@@ -99,7 +99,8 @@ share() {
 
 # The site's settings and traces of this machine.
 forget() {
-    rm -f "$system"/etc/{resolv.conf,hostname,hosts,machine-id,apt/sources.list,apt/apt.conf.d/99mmdebstrap} "$system"/etc/*-
+    rm -f "$system"/etc/{resolv.conf,hostname,hosts,machine-id,apt/apt.conf.d/99mmdebstrap} "$system"/etc/*-
+    rm -f "$system"/etc/apt/sources.list "$system"/etc/apt/sources.list.d/*
     touch "$system"/etc/{resolv.conf,hosts,machine-id}
     rm -rf "$system"/tmp/* "$system"/var/tmp/*
 }

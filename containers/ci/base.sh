@@ -36,7 +36,7 @@ cp "$(dirname "$0")/debian.sources" "$1/etc/apt/sources.list.d/debian.sources"
 CLEAN
 chmod +x "$work/clean"
 
-mmdebstrap --quiet --mode=root --variant=minbase --include=debian-archive-keyring \
+mmdebstrap --quiet --mode=root --variant=minbase --skip=output/dev --include=debian-archive-keyring \
     --aptopt='Acquire::Check-Valid-Until "false"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
