@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # base.sh SUITE NAME: makes a Debian root file system from this machine's mirror and imports it into Docker as NAME, to
-# stand in for Debian's own slim image where no registry can be had. Like there, the sources are Debian's public ones and
-# documentation is left out; nothing of this machine is in it.
+# stand in for Debian's own slim image where no registry can be had. Like there, documentation is left out; it has no
+# package sources (a build is given them as a secret), and nothing of this machine is in it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -14,17 +14,6 @@ mirror=$("$here/mirrors.sh" | head -n 1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cat >"$work/debian.sources" <<SOURCES
-Types: deb
-Suites: $suite $suite-updates
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-Suites: $suite-security
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-SOURCES
 cat >"$work/clean" <<'CLEAN'
 #!/bin/sh
 set -eu
@@ -32,7 +21,6 @@ rm -f "$1/etc/apt/sources.list" "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1"/etc/*-
 rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/var/cache/ldconfig/* "$1"/var/log/* "$1"/var/lib/dpkg/*-old
 : >"$1/etc/hostname"
 : >"$1/etc/resolv.conf"
-cp "$(dirname "$0")/debian.sources" "$1/etc/apt/sources.list.d/debian.sources"
 CLEAN
 chmod +x "$work/clean"
 
