@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = {
-    "units and parity": ("tests/unit", "tests/parity", "tests/image/test_locks.py"),
+    "units and parity": ("tests/unit", "tests/parity", "tests/image/test_locks.py", "tests/image/test_recipe.py"),
     "contract and distributed": ("tests/contract", "tests/distributed"),
     "default run": ("tests/end_to_end",),
     "faults": ("tests/faults",),
