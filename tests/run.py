@@ -14,7 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = {
-    "units and parity": ("tests/unit", "tests/parity", "tests/image/test_locks.py", "tests/image/test_recipe.py"),
+    "units and parity": ("tests/unit", "tests/parity"),
+    # what the images are made of; the images themselves are `make test-images`
+    "recipes of the images": tuple(f"tests/image/test_{name}.py" for name in ("locks", "recipe", "definition")),
     "contract and distributed": ("tests/contract", "tests/distributed"),
     "default run": ("tests/end_to_end",),
     "faults": ("tests/faults",),
